@@ -1,0 +1,31 @@
+# make demo   what the tool does, in pictures
+# make test   everything CI checks
+# Both set themselves up: a virtual environment in .venv and the install.
+
+PYTHON ?= python3
+BIN := .venv/bin
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test lint clean
+
+demo: .venv/installed
+	$(BIN)/fedfade channel sample --clusters 21 --drops 200 --seed 7 --out demo/gains.npz
+	$(BIN)/fedfade channel show demo/gains.npz --out demo/channel.png
+
+test: .venv/installed lint
+	$(BIN)/python -m pytest -n 2
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# torch first and by exact version: a range would fetch the CUDA build where there is no GPU.
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv demo

@@ -1,0 +1,71 @@
+"""The command line: `fedfade COMMAND`. Each command lives in `fedfade.commands`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedfade import __version__
+from fedfade.config import load_config, preset_names, preset_summary, render_config
+from fedfade.errors import UserError
+
+app = typer.Typer(
+    name="fedfade",
+    help="Federated learning over a fading uplink, slot by slot: who should send where?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="override a field, e.g. --set radio.clusters=28 (repeatable)"),
+]
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="print the version and stop")] = False,
+) -> None:
+    """Federated learning over a fading uplink, slot by slot."""
+    if version:
+        Console().print(f"fedfade {__version__}", highlight=False)
+        raise typer.Exit()
+
+
+@app.command()
+def presets() -> None:
+    """List the presets shipped with the package."""
+    table = Table("preset", "what it is", box=None)
+    for name in preset_names():
+        table.add_row(name, preset_summary(name))
+    Console().print(table)
+
+
+@app.command()
+def config(
+    preset: Annotated[str, typer.Argument(help="preset name or path of a .yaml file")],
+    overrides: SetOption = None,
+) -> None:
+    """Print the full resolved configuration, a comment for each field."""
+    typer.echo(render_config(load_config(preset, overrides or ())), nl=False)
+
+
+def main() -> None:
+    """Entry point: user errors end with one sentence and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        Console(stderr=True).print(
+            f"error: {error}", style="bold red", highlight=False, markup=False, soft_wrap=True
+        )
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

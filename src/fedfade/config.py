@@ -1,0 +1,510 @@
+"""One typed tree for everything a run depends on.
+
+The tree has six branches: radio, cell, learning, allocation, qmix, run. Each field's
+description is its documentation (`fedfade config PRESET` prints it beside the value). Presets
+are YAML files in `fedfade/presets` that name only what differs from the defaults here, which
+are the paper's; `--set radio.clusters=28` overrides on top.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from fedfade.errors import UserError, not_allowed
+
+SILENT_DBM = -100.0
+"""A power level at or below this means: do not send (SPEC section 2, the paper's -100 dBm)."""
+
+ObservationPart = Literal[
+    "alphas", "fading", "remaining", "slots_left", "deviation", "round", "finished"
+]
+
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+_NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _Branch(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class RadioConfig(_Branch):
+    """What a slot of the uplink looks like."""
+
+    source: Literal["clustered", "rayleigh", "traces"] = Field(
+        "clustered", description="where small-scale fading comes from"
+    )
+    traces: str | None = Field(
+        None, description="folder or .npz of recorded gains; needed by source: traces"
+    )
+    carrier_hz: _Positive = Field(3.5e9, description="carrier frequency")
+    bandwidth_hz: _Positive = Field(5e6, description="bandwidth of one sub-band (paper: B)")
+    subbands: int = Field(4, ge=1, le=64, description="shared sub-bands (paper: C)")
+    subband_gain: Literal["average", "centre"] = Field(
+        "average", description="a sub-band's gain: mean over its subcarriers, or at its centre"
+    )
+    subcarriers: int = Field(
+        25, ge=1, le=1000, description="frequencies a sub-band average is taken over"
+    )
+    clusters: int = Field(
+        21, ge=2, le=200, description="scattering clusters of the fading (paper: n_c)"
+    )
+    speed_mps: _NotNegative = Field(
+        18.12, description="client speed; 18.12 m/s makes 0.423/f_D the paper's slot of 2 ms"
+    )
+    slot_s: _Positive = Field(0.002, description="length of a slot (paper: T_d)")
+    slots: int = Field(250, ge=1, le=100_000, description="slots in a round (paper: T_s)")
+    power_levels_dbm: list[_Finite] = Field(
+        [23.0, 10.0, 5.0, SILENT_DBM],
+        min_length=1,
+        max_length=32,
+        description="transmit power levels; -100 or less means silent",
+    )
+    noise_density_dbm_hz: _Finite = Field(-174.0, description="thermal noise density")
+    noise_figure_db: _Finite = Field(5.0, description="receiver noise figure")
+    antenna_gain_dbi: _Finite = Field(8.0, description="base-station antenna gain")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RadioConfig:
+        if self.source == "traces" and self.traces is None:
+            raise not_allowed("radio.traces", "null", "a path when radio.source is 'traces'")
+        levels = self.power_levels_dbm
+        if all(level <= SILENT_DBM for level in levels):
+            raise not_allowed(
+                "radio.power_levels_dbm", levels, "a list with at least one level above -100 dBm"
+            )
+        if any(level > 60 for level in levels):
+            raise not_allowed("radio.power_levels_dbm", levels, "levels of at most 60 dBm")
+        if self.silent_level is None:
+            raise not_allowed(
+                "radio.power_levels_dbm", levels, "a list with a silent level (-100 or less)"
+            )
+        if self.bandwidth_hz * self.subbands >= self.carrier_hz:
+            raise not_allowed(
+                "radio.bandwidth_hz",
+                self.bandwidth_hz,
+                "so narrow that all sub-bands together stay below radio.carrier_hz",
+            )
+        return self
+
+    @property
+    def noise_dbm(self) -> float:
+        """Noise power in one sub-band."""
+        from math import log10
+
+        return self.noise_density_dbm_hz + 10 * log10(self.bandwidth_hz) + self.noise_figure_db
+
+    @property
+    def full_level(self) -> int:
+        """Index of the strongest power level."""
+        return max(range(len(self.power_levels_dbm)), key=self.power_levels_dbm.__getitem__)
+
+    @property
+    def silent_level(self) -> int | None:
+        """Index of the silent level (None only while a config is being checked)."""
+        for index, level in enumerate(self.power_levels_dbm):
+            if level <= SILENT_DBM:
+                return index
+        return None
+
+
+class CellConfig(_Branch):
+    """Where clients are and how they move between rounds."""
+
+    placement: Literal["waypoint", "fixed", "redraw", "ring"] = Field(
+        "waypoint",
+        description="waypoint: clients walk; fixed: one layout; redraw: a new layout every round; "
+        "ring: all at one distance",
+    )
+    side_m: _Positive = Field(500.0, description="side of the hexagonal cell")
+    min_distance_m: _NotNegative = Field(10.0, description="no client is nearer to the antenna")
+    bs_height_m: _Positive = Field(10.0, description="height of the base station")
+    client_height_m: Annotated[float, Field(ge=1.5, le=22.5)] = Field(
+        1.5, description="height of the clients"
+    )
+    round_s: _NotNegative = Field(1.0, description="time between rounds, in which clients move")
+    shadowing_db: _NotNegative = Field(7.82, description="standard deviation of shadowing")
+    shadowing_decorrelation_m: _Positive = Field(
+        13.0, description="distance over which shadowing falls to 1/e correlation"
+    )
+    ring_snr_db: _Finite = Field(
+        20.0, description="placement ring: mean SNR of every client at full power"
+    )
+    ring_spread_db: _NotNegative = Field(
+        0.0, description="placement ring: standard deviation of the gain, drawn anew every round"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> CellConfig:
+        if self.min_distance_m >= self.side_m * 3**0.5 / 2:
+            raise not_allowed(
+                "cell.min_distance_m", self.min_distance_m, "less than the hexagon's inner radius"
+            )
+        return self
+
+
+class LearningConfig(_Branch):
+    """The federated learning task."""
+
+    clients: int = Field(10, ge=1, le=1000, description="clients (paper: N)")
+    data: str = Field(
+        "cifar10", description="digits, cifar10, or a path to .npz files with images and labels"
+    )
+    data_dir: str | None = Field(
+        None, description="folder data sets are kept in; FEDFADE_DATA when null"
+    )
+    partition: Literal["dirichlet", "iid", "shards"] = Field(
+        "dirichlet", description="how samples are dealt to clients"
+    )
+    alpha: Annotated[float, Field(ge=0.001, le=1e6)] = Field(
+        0.5, description="Dirichlet concentration: small means clients with few classes"
+    )
+    shards_per_client: int = Field(2, ge=1, description="partition shards: shards a client gets")
+    model: str = Field("cnn", description="cnn (the paper's), or module:factory of your own")
+    local_unit: Literal["step", "epoch"] = Field(
+        "step", description="what local_work counts: mini-batch steps or passes over the data"
+    )
+    local_work: int = Field(3, ge=1, description="local steps or epochs a round (paper: E)")
+    batch_size: int = Field(50, ge=1, description="mini-batch size (paper: B_D)")
+    local_rate: _Positive = Field(0.01, description="clients' learning rate (paper: eta_l)")
+    global_rate: _Positive = Field(1.0, description="server's learning rate (paper: eta_g)")
+    proximal: _NotNegative = Field(0.0, description="FedProx weight; 0 is FedAvg")
+    server_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="momentum of the server update; 0 is FedAvg"
+    )
+    weighting: Literal["equal", "samples"] = Field(
+        "equal", description="weights of the average: equal (paper: 1/N) or by sample count"
+    )
+    payload_bits: _Positive | Literal["auto"] = Field(
+        9_932_960, description="bits a client must deliver (paper: S); auto: 32 a value sent"
+    )
+
+
+class RewardConfig(_Branch):
+    """Weights of the slot reward; the defaults make both parts of order 1 a round."""
+
+    convergence: _NotNegative = Field(1.0, description="weight of the convergence part (lambda_c)")
+    rate: _NotNegative = Field(
+        1.0,
+        description="weight of the sum rate (lambda_t), a round at 1 payload per sub-band being 1",
+    )
+    delivered: _NotNegative = Field(0.1, description="reward for a delivered client (lambda_1)")
+    deviation: _NotNegative = Field(
+        0.01,
+        description="cost of the squared summed deviation (lambda_2), in units of the mean "
+        "squared deviation of the round",
+    )
+
+
+class AllocationConfig(_Branch):
+    """Who sends where: the policies compared, what agents see, what they are paid for."""
+
+    policies: list[str] = Field(
+        ["random", "max-individual-rate", "max-sum-rate", "block-fading-schedule", "perfect"],
+        min_length=1,
+        description="policies `fedfade compare` runs; built-in names or module:factory",
+    )
+    observe: list[ObservationPart] = Field(
+        ["alphas", "fading", "remaining", "slots_left", "deviation", "round"],
+        min_length=1,
+        description="parts of an agent's observation, in order",
+    )
+    hide: list[Literal["gradient", "fading"]] = Field(
+        [], description="ablation: these observations are set to 1 in training and test"
+    )
+    reward: RewardConfig = Field(default_factory=RewardConfig, description="slot reward")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> AllocationConfig:
+        for field in ("policies", "observe", "hide"):
+            names = getattr(self, field)
+            if len(set(names)) != len(names):
+                raise not_allowed(f"allocation.{field}", names, "a list without repetitions")
+        return self
+
+
+class QmixConfig(_Branch):
+    """Training of the agents (SPEC section 5; the paper's table of hyperparameters)."""
+
+    mixer: Literal["qmix", "vdn", "independent"] = Field(
+        "qmix", description="how agents' values combine: monotonic mixing, sum, or not at all"
+    )
+    share_parameters: bool = Field(
+        False, description="one network for all agents, told apart by an agent id"
+    )
+    hidden: list[Annotated[int, Field(ge=1)]] = Field(
+        [250, 120, 120], min_length=1, description="hidden layers of an agent network"
+    )
+    mixing_width: int = Field(32, ge=1, description="hidden units of the mixing network")
+    hypernet_width: int = Field(64, ge=1, description="hidden units of the hypernetworks")
+    agent_rate: _Positive = Field(1e-5, description="RMSProp rate of the agent networks")
+    mixer_rate: _Positive = Field(5e-4, description="RMSProp rate of the mixer")
+    gamma: Annotated[float, Field(ge=0, le=1)] = Field(0.95, description="discount factor")
+    n_step: int = Field(1, ge=1, description="slots of reward summed before bootstrapping")
+    replay_size: int = Field(10_000, ge=1, description="transitions kept")
+    batch_size: int = Field(512, ge=1, description="transitions in an update")
+    update_every: int = Field(30, ge=1, description="slots stored between two updates")
+    target_every: int = Field(210, ge=1, description="slots stored between target copies")
+    episodes: int = Field(30_000, ge=1, description="training episodes")
+    parallel_episodes: int = Field(20, ge=1, description="episodes played side by side")
+    epsilon_start: Annotated[float, Field(ge=0, le=1)] = Field(
+        1.0, description="exploration at the first episode"
+    )
+    epsilon_end: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.001, description="exploration after epsilon_episodes"
+    )
+    epsilon_episodes: int = Field(20_000, ge=1, description="episodes of linear decay")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> QmixConfig:
+        if self.batch_size > self.replay_size:
+            raise not_allowed(
+                "qmix.batch_size", self.batch_size, f"at most qmix.replay_size = {self.replay_size}"
+            )
+        return self
+
+
+class RunConfig(_Branch):
+    """How long, how often, on what."""
+
+    seed: int = Field(0, ge=0, lt=2**31, description="first seed; run i uses seed + i")
+    seeds: int = Field(5, ge=1, le=1000, description="independent repetitions")
+    rounds: int = Field(100, ge=1, description="federated rounds (paper: T)")
+    episodes_per_round: int = Field(
+        20, ge=1, description="training episodes on one round; the last decides the update"
+    )
+    repeat_fading: bool = Field(
+        False, description="the episodes of a round see the same small-scale fading"
+    )
+    evaluate_every: int = Field(1, ge=1, description="rounds between evaluations of the model")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="auto: CUDA when there is one"
+    )
+
+
+class Config(_Branch):
+    """The whole tree."""
+
+    radio: RadioConfig = Field(default_factory=RadioConfig, description="the uplink")
+    cell: CellConfig = Field(default_factory=CellConfig, description="clients in the cell")
+    learning: LearningConfig = Field(default_factory=LearningConfig, description="the FL task")
+    allocation: AllocationConfig = Field(
+        default_factory=AllocationConfig, description="policies, observations, reward"
+    )
+    qmix: QmixConfig = Field(default_factory=QmixConfig, description="training of agents")
+    run: RunConfig = Field(default_factory=RunConfig, description="length, seeds, device")
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+def preset_names() -> list[str]:
+    """Names of the presets shipped with the package."""
+    folder = resources.files("fedfade") / "presets"
+    return sorted(
+        p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml")
+    )
+
+
+def preset_summary(name: str) -> str:
+    """The preset's own first comment line."""
+    first = _preset_text(name).splitlines()[0]
+    return first.removeprefix("#").strip()
+
+
+def load_config(preset: str | Path = "paper", overrides: Iterable[str] = ()) -> Config:
+    """A preset (shipped name, or path of a YAML file) with `section.field=value` overrides.
+
+    >>> load_config("paper", ["radio.clusters=28"]).radio.clusters
+    28
+    """
+    tree = _parse_yaml(_preset_text(str(preset)), str(preset))
+    for override in overrides:
+        _apply_override(tree, override)
+    return config_from_tree(tree)
+
+
+def config_from_tree(tree: object) -> Config:
+    """Validate nested plain data; every fault becomes one sentence."""
+    if not isinstance(tree, dict):
+        raise not_allowed("config", tree, "a mapping of sections to fields")
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise UserError(_first_fault(error)) from None
+
+
+def _preset_text(name: str) -> str:
+    if name in preset_names():
+        return (resources.files("fedfade") / "presets" / f"{name}.yaml").read_text("utf-8")
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        try:
+            if path.stat().st_size > 1_000_000:
+                raise UserError(f"preset {name!r} is larger than 1 MB: it cannot be a preset.")
+            return path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            raise UserError(f"preset {name!r} cannot be read: {reason}.") from None
+    known = ", ".join(preset_names())
+    raise not_allowed("preset", name, f"one of {known}, or the path of a .yaml file")
+
+
+def _parse_yaml(text: str, origin: str) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}" if mark else ""
+        raise UserError(f"{origin!r} is not valid YAML{where}.") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise not_allowed(f"preset {origin!r}", tree, "a mapping of sections to fields")
+    return tree
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    path, separator, text = override.partition("=")
+    parts = path.strip().split(".")
+    if not separator or not all(parts):
+        raise not_allowed("--set", override, "of the form section.field=value")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise not_allowed(
+            "--set", override, "section.field=value with a valid YAML value"
+        ) from None
+    if isinstance(value, str):
+        value = _number_or_text(value)
+    node = tree
+    for part in parts[:-1]:
+        child = node.setdefault(part, {})
+        if not isinstance(child, dict):
+            raise not_allowed("--set", override, f"a field; {part!r} has no fields below it")
+        node = child
+    node[parts[-1]] = value
+
+
+def _number_or_text(text: str) -> float | str:
+    """YAML 1.1 reads 3e9 as text; people mean a number."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _first_fault(error: ValidationError) -> str:
+    """The first fault as the standard sentence."""
+    fault = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in fault["loc"] if not _is_union_tag(part))
+    if fault["type"] == "extra_forbidden":
+        return _unknown_key(field)
+    return str(not_allowed(field, fault.get("input"), _allowed(fault)))
+
+
+def _is_union_tag(part: int | str) -> bool:
+    """Pydantic puts the union member's type into the location; users have no such field."""
+    return isinstance(part, str) and ("[" in part or part in ("constrained-float", "float", "int"))
+
+
+def _unknown_key(field: str) -> str:
+    *parents, last = field.split(".")
+    model: Any = Config
+    for parent in parents:
+        model = model.model_fields[parent].annotation
+    known = list(model.model_fields)
+    near = difflib.get_close_matches(last, known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    where = ".".join(parents) or "the top level"
+    return f"{field} is not a known field: {hint}{where} has {', '.join(known)}."
+
+
+def _allowed(fault: ErrorDetails) -> str:
+    context = fault.get("ctx", {})
+    kind = fault["type"]
+    bounds = {
+        "greater_than": ("greater than", "gt"),
+        "greater_than_equal": ("at least", "ge"),
+        "less_than": ("less than", "lt"),
+        "less_than_equal": ("at most", "le"),
+    }
+    if kind in bounds:
+        words, key = bounds[kind]
+        return f"{words} {context[key]:g}"
+    if kind == "literal_error":
+        return f"one of {context['expected']}"
+    plain = {
+        "int_type": "a whole number",
+        "int_parsing": "a whole number",
+        "int_from_float": "a whole number",
+        "float_type": "a number",
+        "float_parsing": "a number",
+        "finite_number": "a finite number",
+        "bool_type": "true or false",
+        "bool_parsing": "true or false",
+        "string_type": "text",
+        "list_type": "a list",
+        "model_type": "a mapping of fields",
+        "model_attributes_type": "a mapping of fields",
+        "too_short": "a longer list",
+        "too_long": "a shorter list",
+    }
+    return plain.get(kind, fault["msg"].lower())
+
+
+# --- writing ---------------------------------------------------------------------------------
+
+
+def render_config(config: Config) -> str:
+    """The full tree as YAML with each field's description as a comment."""
+    lines: list[str] = []
+    _render_branch(config, lines, indent=0)
+    return "\n".join(lines) + "\n"
+
+
+def _render_branch(branch: BaseModel, lines: list[str], indent: int) -> None:
+    pad = "  " * indent
+    for name, field in type(branch).model_fields.items():
+        value = getattr(branch, name)
+        if isinstance(value, BaseModel):
+            lines.append(f"{pad}{name}:  # {field.description}")
+            _render_branch(value, lines, indent + 1)
+        else:
+            choices = _choices(field.annotation)
+            note = f"{field.description}{f' ({choices})' if choices else ''}"
+            lines.append(f"{pad}{name}: {json.dumps(value)}  # {note}")
+
+
+def _choices(annotation: Any) -> str:
+    """The literal alternatives of a field, for its comment."""
+    if get_origin(annotation) is Literal:
+        return " | ".join(str(choice) for choice in get_args(annotation))
+    if get_origin(annotation) is list:
+        return _choices(get_args(annotation)[0])
+    return ""
+
+
+def differences(one: Config, other: Config, ignore: Sequence[str] = ()) -> list[str]:
+    """Dotted names of the fields in which two configs differ."""
+    found: list[str] = []
+
+    def walk(a: dict[str, Any], b: dict[str, Any], prefix: str) -> None:
+        for key, value in a.items():
+            path = f"{prefix}{key}"
+            if isinstance(value, dict):
+                walk(value, b[key], path + ".")
+            elif value != b[key] and path not in ignore:
+                found.append(path)
+
+    walk(one.model_dump(), other.model_dump(), "")
+    return found
