@@ -1,0 +1,124 @@
+"""Small-scale fading for whole rounds, whatever its source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+import torch
+from torch import Tensor
+
+from fedfade.config import CellConfig, RadioConfig
+from fedfade.errors import UserError
+from fedfade.radio.cell import Place, Trajectory
+from fedfade.radio.clusters import draw_rays
+from fedfade.radio.rayleigh import rayleigh_gains
+from fedfade.radio.response import frequency_offsets, gains
+from fedfade.radio.traces import load_traces
+from fedfade.randomness import fold, integers, streams
+
+_CHUNK = {"cpu": 16, "cuda": 2048}  # client-rounds worked on at a time: fits the caches
+
+
+class Channel:
+    """Draws small-scale gains: unit mean power, one value a slot and sub-band.
+
+    The gains of (seed, round, episode, client) depend on these four and the client's place, not
+    on what else is asked for in the same call.
+
+    >>> from fedfade.radio import Cell
+    >>> radio, cell = RadioConfig(), CellConfig()
+    >>> trajectory = Cell(cell, radio, clients=3).trajectory(seeds=[0, 1], rounds=2)
+    >>> channel = Channel(radio, cell, clients=3)
+    >>> channel.small_scale_gain([0, 1], 1, episodes=[0, 1, 2, 3], trajectory=trajectory).shape
+    torch.Size([2, 4, 250, 3, 4])
+    """
+
+    def __init__(
+        self,
+        radio: RadioConfig,
+        cell: CellConfig,
+        clients: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.radio = radio
+        self.cell = cell
+        self.clients = clients
+        self.device = torch.device(device)
+        subcarriers = radio.subcarriers if radio.subband_gain == "average" else 1
+        offsets = frequency_offsets(radio.subbands, radio.bandwidth_hz, subcarriers)
+        self._offsets_hz = offsets.to(self.device)
+        self._traces: Tensor | None = None
+        if radio.source == "traces":
+            self._traces = load_traces(radio, self.device)
+            drops = self._traces.shape[0]
+            if drops < clients:
+                raise UserError(
+                    f"radio.traces = {radio.traces!r} is not allowed: it holds {drops} drops, "
+                    f"fewer than the {clients} clients that fade independently."
+                )
+
+    def small_scale_gain(
+        self,
+        seeds: Sequence[int],
+        round_index: int,
+        episodes: Sequence[int],
+        trajectory: Trajectory,
+    ) -> Tensor:
+        """Gains for runs x episodes of one round: [run, episode, slot, client, band] float32."""
+        place = trajectory.at(round_index)
+        keys = streams(seeds, f"fading {self.radio.source}", round_index, device=self.device)
+        keys = fold(keys[:, None], torch.tensor(list(episodes), device=self.device))
+        keys = fold(keys[..., None], torch.arange(self.clients, device=self.device))
+        shape = keys.shape  # [run, episode, client]
+        place = Place(
+            **{
+                f.name: _spread(getattr(place, f.name), shape[1]).to(self.device)
+                for f in fields(Place)
+            }
+        )
+        gain = self.draw(keys.flatten(), place)  # [(run, episode, client), band, slot]
+        gain = gain.reshape(*shape, self.radio.subbands, self.radio.slots)
+        return gain.permute(0, 1, 4, 2, 3).contiguous()
+
+    def draw(self, keys: Tensor, place: Place) -> Tensor:
+        """Gains for independent keys [drop] at places [drop]: [drop, band, slot]."""
+        if self._traces is not None:
+            drop = integers(keys, self._traces.shape[0], ())
+            return self._traces[drop].transpose(-1, -2)
+        step = _CHUNK.get(self.device.type, 2048)
+        parts = [
+            self._draw_chunk(
+                keys[i : i + step],
+                Place(**{f.name: getattr(place, f.name)[i : i + step] for f in fields(Place)}),
+            )
+            for i in range(0, len(keys), step)
+        ]
+        return torch.cat(parts)
+
+    def _draw_chunk(self, keys: Tensor, place: Place) -> Tensor:
+        radio = self.radio
+        if radio.source == "rayleigh":
+            return rayleigh_gains(
+                keys,
+                radio.subbands,
+                carrier_hz=radio.carrier_hz,
+                speed_mps=radio.speed_mps,
+                slot_s=radio.slot_s,
+                slots=radio.slots,
+            )
+        rays = draw_rays(
+            keys,
+            place,
+            radio.clusters,
+            carrier_hz=radio.carrier_hz,
+            speed_mps=radio.speed_mps,
+            height_difference_m=self.cell.bs_height_m - self.cell.client_height_m,
+        )
+        return gains(rays, self._offsets_hz, radio.slot_s, radio.slots)
+
+
+def _spread(value: Tensor, episodes: int) -> Tensor:
+    """[run, client, ...] -> [(run, episode, client), ...]: a round's value for its episodes."""
+    wide = value[:, None].expand(value.shape[0], episodes, *value.shape[1:])
+    return wide.reshape(-1, *value.shape[2:])

@@ -1,0 +1,49 @@
+"""Gaussian random fields over the plane: shadowing that two clients at one place share.
+
+A stationary field with exponential autocorrelation exp(-d / d0) is a sum of plane waves whose
+wave vectors follow the field's spectrum. In two dimensions the spectrum of the exponential is
+(1 + (k d0)^2)^(-3/2), whose radial distribution function 1 - (1 + (k d0)^2)^(-1/2) inverts in
+closed form. So the field is a pure function of (key, position): no grid, no history.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedfade.randomness import uniform
+
+WAVES = 256
+"""Plane waves in a field: its values are normal up to a kurtosis of -1.5 / WAVES."""
+_ELEMENTS = 1 << 22  # values worked on at a time, to bound memory
+
+
+def gaussian_field(keys: Tensor, position: Tensor, decorrelation_m: float) -> Tensor:
+    """Values of the fields `keys` [run] at `position` [run, ..., 2]: standard normal, [run, ...].
+
+    >>> from fedfade.randomness import streams
+    >>> keys = streams([1], "shadowing")
+    >>> here = torch.tensor([[[3.0, 4.0], [3.0, 4.0], [300.0, 4.0]]])   # [run, client, 2]
+    >>> value = gaussian_field(keys, here, 13.0)[0]
+    >>> bool(value[0] == value[1]), bool(value[0] == value[2])
+    (True, False)
+    """
+    draws = uniform(keys, (3, WAVES))  # [run, 3, wave]
+    # Strata instead of plain draws for the radius: less error in the correlation of one field.
+    strata = (torch.arange(WAVES, device=keys.device) + draws[:, 0]) / WAVES
+    radius = torch.sqrt(1.0 / (1.0 - strata).clamp_min(1e-3) ** 2 - 1.0) / decorrelation_m
+    direction = 2.0 * math.pi * draws[:, 1]
+    shift = 2.0 * math.pi * draws[:, 2]
+    wave = torch.stack([radius * torch.cos(direction), radius * torch.sin(direction)], dim=1)
+    flat = position.reshape(position.shape[0], -1, 2)  # [run, place, 2]
+    step = max(1, _ELEMENTS // (WAVES * flat.shape[0]))
+    parts = [_waves(part, wave, shift) for part in torch.split(flat, step, dim=1)]
+    return torch.cat(parts, dim=1).reshape(position.shape[:-1])
+
+
+def _waves(place: Tensor, wave: Tensor, shift: Tensor) -> Tensor:
+    """Sum of plane waves at `place` [run, place, 2]; element by element, so batches agree."""
+    phase = place[..., :1] * wave[:, None, 0] + place[..., 1:] * wave[:, None, 1]
+    return torch.cos(phase + shift.unsqueeze(1)).sum(-1) * math.sqrt(2.0 / WAVES)

@@ -1,0 +1,81 @@
+"""The link: who hears whom, and how many bits get through in a slot.
+
+Shapes: gain [..., client, band], sub-band chosen [..., client], power [..., client]. Everything
+works on any leading batch shape, on any device, without waiting for it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedfade.config import SILENT_DBM
+
+
+def db_to_linear(value_db: Tensor) -> Tensor:
+    """10^(x/10).
+
+    >>> db_to_linear(torch.tensor([-10.0, 0.0, 3.0]))
+    tensor([0.1000, 1.0000, 1.9953])
+    """
+    return torch.exp(value_db * (math.log(10.0) / 10.0))
+
+
+def dbm_to_w(level_dbm: Tensor | float) -> Tensor:
+    """Power in watt; a level of -100 dBm or less means silent and is exactly zero.
+
+    >>> dbm_to_w(torch.tensor([30.0, -100.0]))
+    tensor([1., 0.])
+    """
+    level = torch.as_tensor(level_dbm, dtype=torch.float32)
+    return torch.where(level <= SILENT_DBM, torch.zeros_like(level), db_to_linear(level - 30.0))
+
+
+def received_w(gain: Tensor, band: Tensor, power_w: Tensor) -> Tensor:
+    """Power of each client at the base station, on the sub-band it chose: [..., client]."""
+    return power_w * gain.gather(-1, band.unsqueeze(-1)).squeeze(-1)
+
+
+def sinr(gain: Tensor, band: Tensor, power_w: Tensor, noise_w: Tensor | float) -> Tensor:
+    """Signal to interference and noise ratio of each client: [..., client].
+
+    Clients on the same sub-band disturb each other; power 0 means silent: no signal and no
+    interference.
+
+    >>> gain = torch.tensor([[4.0, 1.0], [2.0, 3.0]])             # [client, band]
+    >>> sinr(gain, torch.tensor([0, 0]), torch.tensor([1.0, 1.0]), 1.0)   # share band 0
+    tensor([1.3333, 0.4000])
+    >>> sinr(gain, torch.tensor([0, 1]), torch.tensor([1.0, 1.0]), 1.0)   # a band each
+    tensor([4., 3.])
+    """
+    heard = received_w(gain, band, power_w)
+    # The others are summed one by one: (everything on the band) - (own signal) would lose a
+    # weak neighbour, and the noise, in the rounding of a strong own signal.
+    together = band.unsqueeze(-1) == band.unsqueeze(-2)  # [..., client, other]
+    oneself = torch.eye(band.shape[-1], dtype=torch.bool, device=band.device)
+    others = torch.where(together & ~oneself, heard.unsqueeze(-2), 0.0).sum(-1)
+    return heard / (others + noise_w)
+
+
+def rate_bps(ratio: Tensor, bandwidth_hz: float) -> Tensor:
+    """Shannon rate B log2(1 + SINR).
+
+    >>> rate_bps(torch.tensor([1.0, 3.0]), 5e6)
+    tensor([ 5000000., 10000000.])
+    """
+    return torch.log1p(ratio) * (bandwidth_hz / math.log(2.0))
+
+
+def slot_bits(
+    gain: Tensor,
+    band: Tensor,
+    power_w: Tensor,
+    noise_w: Tensor | float,
+    *,
+    bandwidth_hz: float,
+    slot_s: float,
+) -> Tensor:
+    """Bits each client delivers in one slot: [..., client]."""
+    return rate_bps(sinr(gain, band, power_w, noise_w), bandwidth_hz) * slot_s

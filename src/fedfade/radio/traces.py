@@ -1,0 +1,74 @@
+"""Recorded gains: `.npz` files with `small_scale_gain` [drop, slot, band].
+
+Optional beside it: `small_scale_gain_bandavg` (the sub-band averages of the same drops) and
+`xpr_gain` [drop] (the mean power the gains are divided by). Other arrays are ignored.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedfade.config import RadioConfig
+from fedfade.errors import UserError, not_allowed
+from fedfade.storage import read_npz
+
+_WANTED = ("small_scale_gain", "small_scale_gain_bandavg", "xpr_gain")
+
+
+def read_gains(path: Path | str, average: bool = False) -> np.ndarray:
+    """Gains of one file, divided by `xpr_gain` where it has one: [drop, slot, band] float32.
+
+    With `average`, sub-band averages are preferred where the file keeps both.
+    """
+    arrays = read_npz(path, _WANTED)
+    name = "small_scale_gain"
+    if average and "small_scale_gain_bandavg" in arrays:
+        name = "small_scale_gain_bandavg"
+    if name not in arrays:
+        raise UserError(f"{str(path)!r} has no array 'small_scale_gain'.")
+    gain = arrays[name]
+    if gain.ndim != 3 or 0 in gain.shape or gain.dtype.kind not in "fiu":
+        raise UserError(
+            f"{name!r} in {str(path)!r} has shape {list(gain.shape)} and type {gain.dtype}: real "
+            "numbers [drop, slot, band] are needed."
+        )
+    gain = gain.astype(np.float32)
+    if "xpr_gain" in arrays:
+        mean = arrays["xpr_gain"]
+        if mean.shape != gain.shape[:1] or not np.all(np.isfinite(mean)) or np.any(mean <= 0):
+            raise UserError(f"'xpr_gain' in {str(path)!r} must be one positive number a drop.")
+        gain = gain / mean.astype(np.float32)[:, None, None]
+    if not np.all(np.isfinite(gain)):
+        drop = int(np.argwhere(~np.isfinite(gain))[0, 0])
+        raise UserError(f"{name!r} in {str(path)!r} holds NaN or infinity (first in drop {drop}).")
+    if np.any(gain < 0):
+        raise UserError(f"{name!r} in {str(path)!r} holds negative power gains.")
+    return gain
+
+
+def load_traces(radio: RadioConfig, device: torch.device | str = "cpu") -> Tensor:
+    """Every drop of the file or folder `radio.traces`: [drop, slot, band], as many as asked for."""
+    path = Path(str(radio.traces))
+    files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+    if not files:
+        raise not_allowed("radio.traces", str(path), "a .npz file or a folder of them")
+    parts = []
+    for file in files:
+        gain = read_gains(file, average=radio.subband_gain == "average")
+        _, slots, bands = gain.shape
+        if slots < radio.slots:
+            raise UserError(
+                f"radio.slots = {radio.slots} is not allowed with {str(file)!r}: "
+                f"it holds {slots} slots a drop."
+            )
+        if bands < radio.subbands:
+            raise UserError(
+                f"radio.subbands = {radio.subbands} is not allowed with {str(file)!r}: "
+                f"it holds {bands} sub-bands."
+            )
+        parts.append(torch.from_numpy(gain[:, : radio.slots, : radio.subbands]))
+    return torch.cat(parts).to(device)
