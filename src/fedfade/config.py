@@ -199,7 +199,7 @@ class RewardConfig(_Branch):
     )
     delivered: _NotNegative = Field(0.1, description="reward for a delivered client (lambda_1)")
     deviation: _NotNegative = Field(
-        0.01,
+        0.002,
         description="cost of the squared summed deviation (lambda_2), in units of the mean "
         "squared deviation of the round",
     )

@@ -1,0 +1,31 @@
+"""Who sends where: the policies, and playing a round under one."""
+
+from fedfade.allocation.assignment import assign
+from fedfade.allocation.genie import genie_bound
+from fedfade.allocation.max_sum_rate import max_sum_rate, sum_rate_nats
+from fedfade.allocation.play import History, Outcome, play_round
+from fedfade.allocation.policy import Policy, Scope, View, full_power
+from fedfade.allocation.registry import BUILT_IN, GENIE, PERFECT, load_policy, policy_names
+from fedfade.allocation.schedules import ergodic_rate
+from fedfade.uplink import Action
+
+__all__ = [
+    "BUILT_IN",
+    "GENIE",
+    "PERFECT",
+    "Action",
+    "History",
+    "Outcome",
+    "Policy",
+    "Scope",
+    "View",
+    "assign",
+    "ergodic_rate",
+    "full_power",
+    "genie_bound",
+    "load_policy",
+    "max_sum_rate",
+    "play_round",
+    "policy_names",
+    "sum_rate_nats",
+]

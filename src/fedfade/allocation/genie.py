@@ -1,0 +1,62 @@
+"""A bound: no policy, however clairvoyant, can have more clients deliver in a round.
+
+Any choice of bands and powers gives client n in a slot and sub-band at most x_n L_n nats, where
+x_n is its share of the received power, L_n = (1 + 1/P_n) ln(1 + P_n) and P_n its SNR at full
+power (docs/policies.md has the three lines of proof). Shares on a sub-band sum to at most
+T/(1+T), T the sum of all P_n, and a client is on one sub-band at a time. So for any
+prices mu in [0, 1]^N, the number of clients that deliver S bits is at most
+
+    sum_n (1 - mu_n) + (1/S) sum over slots of the best assignment of mu_n L_n to sub-bands.
+
+The prices are fitted by subgradient steps; a bad fit makes the bound loose, never wrong.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedfade.allocation.assignment import assign
+from fedfade.uplink import Round, Scenario
+
+_STEPS = 80
+
+
+def genie_bound(scenario: Scenario, round_: Round) -> Tensor:
+    """Upper bound on the number of clients that can deliver in each episode: [episode]."""
+    payloads = _payload_share(scenario, round_)  # [episode, slot, client, band]
+    price = _fit_prices(payloads)
+    # With the one-sub-band rule back in: an assignment instead of the best client per band.
+    _, carried = assign(price[:, None, :, None] * payloads)
+    bound = (1.0 - price).sum(-1) + carried.sum(-1)
+    return torch.floor(bound.clamp(max=scenario.clients) + 1e-4)
+
+
+def _payload_share(scenario: Scenario, round_: Round) -> Tensor:
+    """Payloads a client alone with a sub-band's share could push in a slot."""
+    snr = round_.alpha[:, None, :, None] * round_.fading
+    snr = snr * (scenario.full_power_w / scenario.noise_w)
+    total = snr.sum(-2, keepdim=True)
+    nats = torch.where(snr > 1e-6, (1.0 + 1.0 / snr.clamp(min=1e-6)) * torch.log1p(snr), 1.0)
+    nats = torch.where(snr > 0, nats, 0.0) * (total / (1.0 + total))
+    per_slot = scenario.bandwidth_hz * scenario.slot_s / math.log(2.0) / scenario.payload_bits
+    return nats * per_slot
+
+
+def _fit_prices(payloads: Tensor) -> Tensor:
+    """Projected subgradient descent on the relaxed bound: [episode, client]."""
+    episodes, _, clients, _ = payloads.shape
+    price = torch.full((episodes, clients), 0.7, device=payloads.device)
+    best_price, best_value = price, torch.full((episodes,), math.inf, device=payloads.device)
+    for step in range(_STEPS):
+        winner = (price[:, None, :, None] * payloads).max(-2)
+        value = (1.0 - price).sum(-1) + winner.values.sum((-2, -1))
+        better = value < best_value
+        best_price = torch.where(better[:, None], price, best_price)
+        best_value = torch.where(better, value, best_value)
+        won = torch.nn.functional.one_hot(winner.indices, clients).transpose(-1, -2)
+        slope = (won * payloads).sum((1, 3)) - 1.0  # payloads served beyond the one needed
+        price = (price - 0.3 / math.sqrt(step + 1.0) * slope).clamp(0.0, 1.0)
+    return best_price

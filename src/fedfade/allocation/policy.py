@@ -1,0 +1,101 @@
+"""The one protocol every allocation policy follows.
+
+A policy answers, slot by slot, a sub-band and a power level for every client, batched over
+episodes. Its `scope` says what it may know, and the view it is handed holds no more:
+
+    local      a client's own fading and own progress, and the large-scale gains of all, which
+               the base station announces once a round
+    feedback   the same, plus one bit a client and slot: who has finished
+    central    everything, including everybody's fading
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from fedfade.errors import UserError
+from fedfade.uplink import Action, Scenario
+
+Scope = Literal["local", "feedback", "central"]
+
+
+@dataclass(frozen=True)
+class View:
+    """What a policy sees in a slot. Rows of `fading`, `remaining_bits`, `deviation` and
+    `observation` are private to their client unless the policy's scope is central."""
+
+    scenario: Scenario
+    slot: int
+    snr: Tensor  # [episode, client] mean SNR at full power (linear), known to all
+    fading: Tensor  # [episode, client, band] small-scale gain, unit mean
+    remaining_bits: Tensor  # [episode, client]
+    deviation: Tensor  # [episode, client] squared gradient deviation
+    round_index: Tensor  # [episode] federated round
+    observation: Tensor | None  # [episode, client, width] for policies that set `observes`
+    finished: Tensor | None  # [episode, client] bool; None for scope local
+    inner: Tensor | None  # [episode, client, client] Gram matrix; central only
+    keys: Tensor  # [episode] keys for this slot's random numbers
+
+    @property
+    def slots_left(self) -> int:
+        """Slots still to play, this one included."""
+        return self.scenario.slots - self.slot
+
+    @property
+    def received_snr(self) -> Tensor:
+        """SNR at full power in this slot without interference: [episode, client, band]."""
+        return self.snr[:, :, None] * self.fading
+
+    @property
+    def active(self) -> Tensor:
+        """Which clients still have bits to send (each knows it of itself): [episode, client]."""
+        return self.remaining_bits > 0
+
+
+class Policy(Protocol):
+    """What `fedfade compare` needs of a policy."""
+
+    name: str
+    scope: Scope
+
+    def begin(self, view: View) -> Any:
+        """Look at the round before its first slot; what is returned comes back in `act`."""
+
+    def act(self, view: View, memory: Any) -> Action:
+        """Choose sub-band and power level of every client for this slot."""
+
+
+def full_power(view: View, band: Tensor) -> Action:
+    """Send at full power on `band`; -1 means stay silent."""
+    scenario = view.scenario
+    level = torch.where(band >= 0, scenario.full_level, scenario.silent_level)
+    return Action(band.clamp(min=0), level)
+
+
+def check_action(name: str, action: object, scenario: Scenario, episodes: int) -> Action:
+    """Refuse what a user's policy must not answer, in one sentence."""
+    if not (isinstance(action, tuple) and len(action) == 2):
+        kind = type(action).__name__
+        raise UserError(f"policy {name!r} answered {kind}: it must answer Action(band, level).")
+    shape = (episodes, scenario.clients)
+    for field, limit in (("band", scenario.bands), ("level", scenario.levels)):
+        value = action[0] if field == "band" else action[1]
+        if not isinstance(value, Tensor) or value.dtype != torch.int64:
+            kind = str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
+            raise UserError(f"policy {name!r} answered a {field} of {kind}: it must be int64.")
+        if tuple(value.shape) != shape:
+            raise UserError(
+                f"policy {name!r} answered a {field} of shape {list(value.shape)}: "
+                f"it must be [episode, client] = {list(shape)}."
+            )
+        wrong = value[(value < 0) | (value >= limit)]
+        if wrong.numel():
+            raise UserError(
+                f"policy {name!r} answered {field} {int(wrong[0])}: "
+                f"it must be between 0 and {limit - 1}."
+            )
+    return Action(action[0], action[1])

@@ -1,0 +1,76 @@
+"""Policies by name: built in, from an entry point, or by dotted path."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any
+
+from fedfade.allocation.max_individual_rate import MaxIndividualRate
+from fedfade.allocation.max_sum_rate import MaxSumRate
+from fedfade.allocation.policy import Policy
+from fedfade.allocation.random_band import RandomBand
+from fedfade.allocation.schedules import (
+    BlockFadingSchedule,
+    FinishFeedbackSchedule,
+    ShortestRemainingFirst,
+)
+from fedfade.errors import UserError, not_allowed
+
+PERFECT = "perfect"
+"""Not a policy that sends: every upload succeeds (the paper's upper bound on accuracy)."""
+
+GENIE = "genie"
+"""Not a policy that sends: a bound on how many clients can deliver in a round."""
+
+BUILT_IN: dict[str, Callable[[], Policy]] = {
+    policy.name: policy
+    for policy in (
+        RandomBand,
+        MaxIndividualRate,
+        MaxSumRate,
+        BlockFadingSchedule,
+        FinishFeedbackSchedule,
+        ShortestRemainingFirst,
+    )
+}
+
+
+def policy_names() -> list[str]:
+    """Everything `--policies` understands by name."""
+    return [*BUILT_IN, PERFECT, GENIE, *(p.name for p in entry_points(group="fedfade.policies"))]
+
+
+def load_policy(name: str) -> Policy:
+    """A policy by built-in name, entry point of group `fedfade.policies`, or `module:factory`.
+
+    A dotted path is code of yours that will run.
+
+    >>> load_policy("random").scope
+    'local'
+    """
+    if name in BUILT_IN:
+        return BUILT_IN[name]()
+    for entry in entry_points(group="fedfade.policies"):
+        if entry.name == name:
+            return _checked(name, entry.load())
+    module, separator, factory = name.partition(":")
+    if not separator:
+        raise not_allowed("policy", name, f"one of {', '.join(policy_names())}, or module:factory")
+    try:
+        return _checked(name, getattr(importlib.import_module(module), factory))
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"policy {name!r} cannot be loaded: {error}.") from None
+
+
+def _checked(name: str, factory: Any) -> Policy:
+    policy: Policy = factory() if callable(factory) else factory
+    for member in ("name", "scope", "begin", "act"):
+        if not hasattr(policy, member):
+            raise UserError(
+                f"policy {name!r} has no {member!r}: fedfade.allocation.Policy says what is needed."
+            )
+    if policy.scope not in ("local", "feedback", "central"):
+        raise not_allowed(f"scope of policy {name!r}", policy.scope, "local, feedback or central")
+    return policy

@@ -1,0 +1,55 @@
+"""What a slot is worth (paper: section IV-D).
+
+The convergence part of a round is lambda_1 |N_t| - lambda_2 |sum of d_n over N_t|^2, the
+numerator of the bound's second term. Written as a difference before and after each slot it
+telescopes, so the slot rewards of a round add up to the round's exactly, whatever the order in
+which clients finish.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedfade.uplink.scenario import Scenario
+from fedfade.uplink.slot import Progress, Round, SlotResult
+
+
+def normalised_inner(inner: Tensor) -> Tensor:
+    """The Gram matrix in units of the round's mean squared deviation: [..., client, client].
+
+    Gradients shrink as a model converges; the reward of a delivered client should not.
+    """
+    scale = inner.diagonal(dim1=-2, dim2=-1).mean(-1)
+    return inner / scale.clamp(min=torch.finfo(inner.dtype).tiny)[..., None, None]
+
+
+def squared_sum(inner: Tensor, members: Tensor) -> Tensor:
+    """|sum of d_n over the members|^2 from the Gram matrix: [...]."""
+    weight = members.to(inner.dtype)
+    return torch.einsum("...n,...nm,...m->...", weight, inner, weight)
+
+
+def round_reward(scenario: Scenario, inner: Tensor, delivered: Tensor) -> Tensor:
+    """Convergence reward of a whole round (paper: eq. 29): [episode]."""
+    weights = scenario.reward
+    count = delivered.sum(-1).to(inner.dtype)
+    bias = squared_sum(normalised_inner(inner), delivered)
+    return weights.delivered * count - weights.deviation * bias
+
+
+def slot_reward(
+    scenario: Scenario, round_: Round, before: Progress, after: Progress, result: SlotResult
+) -> Tensor:
+    """Reward of one slot (paper: eq. 30 and 31): [episode].
+
+    Eq. 30's bracket over the clients finishing now is |sum over D and D-|^2 - |sum over D-|^2,
+    which is how it is computed here.
+    """
+    weights = scenario.reward
+    convergence = round_reward(scenario, round_.inner, after.finished) - round_reward(
+        scenario, round_.inner, before.finished
+    )
+    # One payload through every sub-band in a round counts 1, so both parts are of order 1.
+    sent = result.rate_bps.sum(-1) * scenario.slot_s / (scenario.bands * scenario.payload_bits)
+    return weights.convergence * convergence + weights.rate * sent
