@@ -1,0 +1,23 @@
+"""The federated learning task: data, partition, model, local training, averaging, bound."""
+
+from fedfade.learning.averaging import ServerState, Updates, gram
+from fedfade.learning.data import Dataset, load_data
+from fedfade.learning.federation import Federation
+from fedfade.learning.model import PaperCNN, build_model
+from fedfade.learning.partition import balanced_dirichlet, class_counts, deal, iid, shards
+
+__all__ = [
+    "Dataset",
+    "Federation",
+    "PaperCNN",
+    "ServerState",
+    "Updates",
+    "balanced_dirichlet",
+    "build_model",
+    "class_counts",
+    "deal",
+    "gram",
+    "iid",
+    "load_data",
+    "shards",
+]

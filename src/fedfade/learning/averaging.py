@@ -1,0 +1,86 @@
+"""What clients send, what the server remembers, and the server's step between the two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """All the server remembers; plain float32 tensors, ready to be stored."""
+
+    parameters: Tensor  # [run, D]
+    buffers: Tensor  # [run, B] batch-norm running statistics
+    momentum: Tensor  # [run, D]
+    previous: Tensor  # [run, D] the last aggregated update g_{t-1}; zero before the first
+
+
+@dataclass(frozen=True)
+class Updates:
+    """What the clients would send."""
+
+    parameters: Tensor  # [run, client, D] g_n = w_t - w_n^(E), eq. (6)
+    buffers: Tensor  # [run, client, B] the clients' own running statistics
+    finite: Tensor  # [run, client] bool; a client that is not finite counts as not delivered
+    loss: Tensor  # [run, client] training loss, mean over the local steps
+    samples: Tensor  # [run, client] training samples, the weights of `weighting: samples`
+
+
+def is_finite(parameters: Tensor, buffers: Tensor) -> Tensor:
+    """Whether all a client sends is finite: [run, client]."""
+    # A sum of magnitudes is finite exactly when every term is, unless it overflows float32; an
+    # update that large is no use either. It reads the update once, without a mask its size.
+    return (parameters.abs().sum(-1) + buffers.abs().sum(-1)).isfinite()
+
+
+def gram(updates: Updates, previous: Tensor) -> tuple[Tensor, Tensor]:
+    """Inner products of d_n = g_{t-1} - g_n and the estimated deviations |d_n|^2.
+
+    Returns [run, client, client] and [run, client]: all the uplink has to know about learning. A
+    client whose update is not finite cannot deliver; its entries are zero.
+
+    >>> one = torch.ones(1, 2)
+    >>> g = torch.tensor([[[1.0, 0.0], [0.0, 2.0]]])
+    >>> inner, deviation = gram(Updates(g, g, one.bool(), one, one), torch.zeros(1, 2))
+    >>> inner.tolist(), deviation.tolist()
+    ([[[1.0, 0.0], [0.0, 4.0]]], [[1.0, 4.0]])
+    """
+    difference = previous[:, None] - updates.parameters
+    difference = torch.where(updates.finite[..., None], difference, 0.0)  # [run, client, D]
+    inner = difference @ difference.mT
+    return inner, inner.diagonal(dim1=-2, dim2=-1).clone()
+
+
+def average(
+    state: ServerState, updates: Updates, weight: Tensor, rate: float, momentum: float
+) -> ServerState:
+    """The server's step, eq. (8), with weight [run, client] >= 0 (zero: not delivered).
+
+    With momentum m the server keeps v <- m v + g and steps by rate * v; m = 0 is FedAvg. In a run
+    where every weight is zero nothing changes.
+    """
+    weight = torch.where(updates.finite, weight, 0.0)
+    total = weight.sum(dim=1, keepdim=True)  # [run, 1]
+    anyone = total > 0
+    share = weight / torch.where(anyone, total, 1.0)
+    update = _weighted(share, updates.parameters, updates.finite)  # [run, D]
+    velocity = momentum * state.momentum + update
+    return ServerState(
+        parameters=torch.where(anyone, state.parameters - rate * velocity, state.parameters),
+        buffers=torch.where(
+            anyone, _weighted(share, updates.buffers, updates.finite), state.buffers
+        ),
+        momentum=torch.where(anyone, velocity, state.momentum),
+        previous=torch.where(anyone, update, state.previous),
+    )
+
+
+def _weighted(share: Tensor, values: Tensor, finite: Tensor) -> Tensor:
+    """Sum over clients; a client that is not finite must not leak in as 0 * NaN."""
+    clean = torch.where(finite[..., None], values, 0.0)
+    # Elementwise, not as a matrix product: equal in every run that delivers alike, and equal
+    # to a sum over the delivered clients alone because the others add exact zeros.
+    return (share[..., None] * clean).sum(dim=1)

@@ -1,0 +1,340 @@
+"""Local training, twice: client after client on CPU threads, or all at once under vmap.
+
+Both take the broadcast state and a list of mini-batches and return every client's update; they
+agree up to rounding. Neither draws random numbers, except for a user's dropout layers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from fedfade.learning.averaging import ServerState
+from fedfade.learning.data import Dataset
+from fedfade.learning.model import buffer_layout, has_dropout, parameter_layout
+from fedfade.randomness import stream
+
+Precision = Literal["float32", "tf32", "bfloat16"]
+
+_EVALUATION_BATCH = 500
+_CLIENTS_AT_ONCE = 512  # under vmap; bounds the memory of a step
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """Local training spelled out: which samples in which step, at what rate."""
+
+    samples: Tensor  # [run, client, step, sample] indices into the training images
+    rate: float
+    proximal: float
+    seeds: Sequence[int]
+    round: int
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What local training leaves behind."""
+
+    parameters: Tensor  # [run, client, D] w_t - w_n^(E)
+    buffers: Tensor  # [run, client, B]
+    loss: Tensor  # [run, client] mean over the steps
+
+
+class Engine(Protocol):
+    """Carries out local training and evaluation."""
+
+    def train(self, state: ServerState, work: LocalWork) -> Trained:
+        """Every client's update."""
+
+    def evaluate(self, state: ServerState, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Number of correct images and summed loss of each run: [run], [run]."""
+
+
+def make_engine(
+    name: Literal["auto", "loop", "vmap"],
+    model: nn.Module,
+    dataset: Dataset,
+    precision: Precision,
+    threads: int | None,
+) -> Engine:
+    """`auto` is what is fastest on the device the data set lies on."""
+    if name == "auto":
+        name = "loop" if dataset.train_images.device.type == "cpu" else "vmap"
+    if name == "loop":
+        return ClientLoop(model, dataset, precision, threads)
+    return ClientBatch(model, dataset, precision)
+
+
+def _arithmetic(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
+    """float32 as on any CPU unless asked otherwise: TensorFloat-32 would lose 13 bits unseen."""
+    if precision == "bfloat16":
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    if device.type != "cuda":
+        return nullcontext()
+    return torch.backends.cudnn.flags(
+        enabled=True, benchmark=False, deterministic=True, allow_tf32=precision == "tf32"
+    )
+
+
+# --- client after client ---------------------------------------------------------------------
+
+
+class _Seat:
+    """One thread's copy of the model, into which clients are loaded one after the other."""
+
+    def __init__(self, model: nn.Module, dataset: Dataset, precision: Precision) -> None:
+        self.model = copy.deepcopy(model).to(dataset.mean.device)
+        # Weights in the images' memory order spare the convolutions a reordering each.
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.dataset, self.precision = dataset, precision
+        self.parameter_layout = parameter_layout(model)
+        self.buffer_layout = buffer_layout(model)
+        parameters = dict(self.model.named_parameters())
+        buffers = dict(self.model.named_buffers())
+        self.parameters: list[Tensor] = [parameters[name] for name in self.parameter_layout.names]
+        self.buffers: list[Tensor] = [buffers[name] for name in self.buffer_layout.names]
+
+    def load(self, parameters: Tensor, buffers: Tensor) -> None:
+        """Take over flat vectors [D] and [B]."""
+        with torch.no_grad():
+            _copy(self.parameters, list(self.parameter_layout.views(parameters).values()))
+            _copy(self.buffers, list(self.buffer_layout.views(buffers).values()))
+
+    def store(self, parameters: Tensor, buffers: Tensor) -> None:
+        """Write what is there now into flat vectors [D] and [B]."""
+        with torch.no_grad():
+            _copy(list(self.parameter_layout.views(parameters).values()), self.parameters)
+            _copy(list(self.buffer_layout.views(buffers).values()), self.buffers)
+
+    def train(self, samples: Tensor, rate: float, proximal: float, start: list[Tensor]) -> Tensor:
+        """SGD over samples [step, sample], eq. (4) and (5); returns the mean loss."""
+        self.model.train()
+        total = torch.zeros((), device=samples.device)
+        for batch in samples:
+            images = self.dataset.normalised(self.dataset.train_images[batch])
+            with _arithmetic(samples.device, self.precision):
+                loss = F.cross_entropy(self.model(images), self.dataset.train_labels[batch])
+            gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+            with torch.no_grad():
+                if proximal:  # FedProx: the gradient of proximal / 2 |w - w_t|^2
+                    pull = [p - s for p, s in zip(self.parameters, start, strict=True)]
+                    torch._foreach_add_(self.parameters, pull, alpha=-rate * proximal)
+                torch._foreach_add_(self.parameters, gradients, alpha=-rate)
+            total += loss.detach()
+        return total / len(samples)
+
+    @torch.no_grad()
+    def evaluate(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Correct images and summed loss of one block."""
+        self.model.eval()
+        with _arithmetic(labels.device, self.precision):
+            logits = self.model(self.dataset.normalised(images)).float()
+        return (logits.argmax(1) == labels).sum(), F.cross_entropy(logits, labels, reduction="sum")
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    if targets:
+        torch._foreach_copy_(targets, sources)
+
+
+class ClientLoop:
+    """One client at a time on each thread, every thread computing on a single core.
+
+    Clients are independent, so this splits the work without the cost of splitting every small
+    operation, and the result does not depend on the number of threads.
+    """
+
+    def __init__(
+        self, model: nn.Module, dataset: Dataset, precision: Precision, threads: int | None
+    ) -> None:
+        count = threads or torch.get_num_threads()
+        self._dropout = has_dropout(model)
+        if self._dropout:
+            count = 1  # the layers share the process's generator
+        self._seats = [_Seat(model, dataset, precision) for _ in range(count)]
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="client")
+
+    def train(self, state: ServerState, work: LocalWork) -> Trained:
+        """Every client's update."""
+        runs, clients = work.samples.shape[:2]
+        parameters = state.parameters.new_empty(runs, clients, state.parameters.shape[1])
+        buffers = state.buffers.new_empty(runs, clients, state.buffers.shape[1])
+        loss = state.parameters.new_empty(runs, clients)
+
+        def client(seat: _Seat, run: int, n: int) -> None:
+            seat.load(state.parameters[run], state.buffers[run])
+            start = list(seat.parameter_layout.views(state.parameters[run]).values())
+            with self._generator(work, run, n):
+                loss[run, n] = seat.train(work.samples[run, n], work.rate, work.proximal, start)
+            seat.store(parameters[run, n], buffers[run, n])
+            torch.sub(state.parameters[run], parameters[run, n], out=parameters[run, n])
+
+        self._spread(client, [(run, n) for run in range(runs) for n in range(clients)])
+        return Trained(parameters, buffers, loss)
+
+    def evaluate(self, state: ServerState, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Number of correct images and summed loss of each run."""
+        runs = len(state.parameters)
+        firsts = range(0, len(labels), _EVALUATION_BATCH)
+        correct = labels.new_zeros(runs, len(firsts))
+        loss = state.parameters.new_zeros(runs, len(firsts))
+
+        def block(seat: _Seat, run: int, index: int) -> None:
+            part = slice(firsts[index], firsts[index] + _EVALUATION_BATCH)
+            seat.load(state.parameters[run], state.buffers[run])
+            correct[run, index], loss[run, index] = seat.evaluate(images[part], labels[part])
+
+        self._spread(block, [(run, i) for run in range(runs) for i in range(len(firsts))])
+        return correct.sum(1), loss.sum(1)
+
+    def _spread(
+        self, task: Callable[[_Seat, int, int], None], pairs: Sequence[tuple[int, int]]
+    ) -> None:
+        """Run `task` once for every pair, each on some seat."""
+        left = deque(pairs)
+
+        def work(seat: _Seat) -> None:
+            torch.set_num_threads(1)  # for this thread; the caller's own number is put back below
+            while True:
+                try:
+                    pair = left.popleft()
+                except IndexError:
+                    return
+                task(seat, *pair)
+
+        threads = torch.get_num_threads()
+        try:
+            list(self._pool.map(work, self._seats))
+        finally:
+            left.clear()
+            torch.set_num_threads(threads)
+
+    @contextmanager
+    def _generator(self, work: LocalWork, run: int, client: int) -> Iterator[None]:
+        if not self._dropout:
+            yield
+            return
+        with torch.random.fork_rng(devices=[]):
+            key = stream(work.seeds[run], "dropout", work.round, client)
+            torch.manual_seed(key & (2**63 - 1))
+            yield
+
+
+# --- all at once -----------------------------------------------------------------------------
+
+
+class ClientBatch:
+    """Every client of every run in one batch, the engine for CUDA; nothing waits for the host."""
+
+    def __init__(self, model: nn.Module, dataset: Dataset, precision: Precision) -> None:
+        self.device = dataset.mean.device
+        self.model = copy.deepcopy(model).to(self.device)
+        self.dataset, self.precision = dataset, precision
+        self.parameter_layout = parameter_layout(model)
+        self.buffer_layout = buffer_layout(model)
+        self._dropout = has_dropout(model)
+        # Without dropout a random number would be a mistake, so vmap is told to refuse it.
+        randomness = "different" if self._dropout else "error"
+        self._gradient = vmap(grad(self._loss, has_aux=True), randomness=randomness)
+        self._predict = vmap(self._logits, in_dims=(0, 0, None), randomness="error")
+
+    def _loss(
+        self, flat: Tensor, buffers: Tensor, images: Tensor, labels: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Loss of one client; aux: the loss again, and the running statistics after the pass."""
+        # Batch norm writes into its buffers, so it gets copies; its step counter is among `other`.
+        running = {name: view.clone() for name, view in self.buffer_layout.views(buffers).items()}
+        other = {n: b.clone() for n, b in self.model.named_buffers() if n not in running}
+        named = {**self.parameter_layout.views(flat), **running, **other}
+        with _arithmetic(self.device, self.precision):
+            logits = functional_call(self.model, named, (images,))
+            loss = F.cross_entropy(logits.float(), labels)
+        after = [value.flatten() for value in running.values()]
+        return loss, (loss, torch.cat(after) if after else buffers)
+
+    def _logits(self, flat: Tensor, buffers: Tensor, images: Tensor) -> Tensor:
+        named = {**self.parameter_layout.views(flat), **self.buffer_layout.views(buffers)}
+        logits: Tensor = functional_call(self.model, named, (images,))
+        return logits
+
+    def train(self, state: ServerState, work: LocalWork) -> Trained:
+        """Every client's update."""
+        runs, clients = work.samples.shape[:2]
+        start = state.parameters.repeat_interleave(clients, 0)  # [run x client, D]
+        buffers = state.buffers.repeat_interleave(clients, 0)
+        samples = work.samples.flatten(0, 1)  # [run x client, step, sample]
+        blocks = [
+            self._train_block(*block, work)
+            for block in zip(
+                torch.split(start, _CLIENTS_AT_ONCE),
+                torch.split(buffers, _CLIENTS_AT_ONCE),
+                torch.split(samples, _CLIENTS_AT_ONCE),
+                strict=True,
+            )
+        ]
+        after, running, loss = (torch.cat(parts) for parts in zip(*blocks, strict=True))
+        return Trained(
+            parameters=(start - after).view(runs, clients, -1),
+            buffers=running.view(runs, clients, state.buffers.shape[1]),
+            loss=loss.view(runs, clients),
+        )
+
+    def _train_block(
+        self, start: Tensor, buffers: Tensor, samples: Tensor, work: LocalWork
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        self.model.train()
+        flat = start.clone()
+        total = torch.zeros(len(flat), device=self.device)
+        with self._generator(work):
+            for step in range(samples.shape[1]):
+                batch = samples[:, step]
+                images = self.dataset.normalised(self.dataset.train_images[batch])
+                labels = self.dataset.train_labels[batch]
+                gradient, (loss, buffers) = self._gradient(flat, buffers, images, labels)
+                if work.proximal:
+                    gradient = gradient + work.proximal * (flat - start)
+                flat = flat - work.rate * gradient
+                total += loss
+        return flat, buffers, total / samples.shape[1]
+
+    @torch.no_grad()
+    def evaluate(self, state: ServerState, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Number of correct images and summed loss of each run."""
+        self.model.eval()
+        runs = len(state.parameters)
+        correct = torch.zeros(runs, dtype=torch.int64, device=self.device)
+        total = torch.zeros(runs, device=self.device)
+        for part, truth in zip(
+            torch.split(images, _EVALUATION_BATCH),
+            torch.split(labels, _EVALUATION_BATCH),
+            strict=True,
+        ):
+            with _arithmetic(self.device, self.precision):
+                logits = self._predict(
+                    state.parameters, state.buffers, self.dataset.normalised(part)
+                )
+            logits = logits.float()  # [run, sample, class]
+            correct += (logits.argmax(2) == truth).sum(1)
+            truths = truth.expand(runs, -1)
+            total += F.cross_entropy(logits.mT, truths, reduction="none").sum(1)
+        return correct, total
+
+    @contextmanager
+    def _generator(self, work: LocalWork) -> Iterator[None]:
+        if not self._dropout:
+            yield
+            return
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(stream(work.seeds[0], "dropout", work.round) & (2**63 - 1))
+            yield

@@ -1,0 +1,162 @@
+"""The model: the paper's CNN or a user's own, and its parameters as one flat vector."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from fedfade.dotted import load_dotted
+from fedfade.errors import UserError, not_allowed
+from fedfade.randomness import stream
+
+ImageShape = tuple[int, int, int]
+"""Channels, rows, columns."""
+
+
+class PaperCNN(nn.Module):
+    """Three 3x3 convolutions (32, 64, 128 channels), batch norm, ReLU, 2x2 max pooling; linear.
+
+    >>> PaperCNN((3, 32, 32), classes=10)(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+    """
+
+    def __init__(self, shape: ImageShape, classes: int) -> None:
+        super().__init__()
+        channels, rows, columns = shape
+        if min(rows, columns) < 8:
+            raise not_allowed(
+                "learning.data",
+                f"images of {rows} x {columns} pixels",
+                "images of at least 8 x 8 for learning.model = cnn, which halves them three times",
+            )
+        layers: list[nn.Module] = []
+        for width in (32, 64, 128):
+            # ReLU after pooling gives the same values and gradients as before it (both pick the
+            # largest of four) on a quarter of the elements.
+            layers += [
+                nn.Conv2d(channels, width, kernel_size=3, padding=1),
+                nn.BatchNorm2d(width),
+                nn.MaxPool2d(2),
+                nn.ReLU(),
+            ]
+            channels = width
+        self.features = nn.Sequential(*layers)
+        self.classify = nn.Linear(channels * (rows // 8) * (columns // 8), classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images [sample, channel, row, column] to logits [sample, class]."""
+        logits: Tensor = self.classify(self.features(images).flatten(1))
+        return logits
+
+
+def build_model(name: str, shape: ImageShape, classes: int, seed: int) -> nn.Module:
+    """The model `learning.model` names, its initial weights a function of the seed alone.
+
+    A user's `module:factory` is called as `factory(shape, classes)` with shape = (channels, rows,
+    columns) and must return an `nn.Module` that maps images to one logit per class.
+    """
+    with torch.random.fork_rng(devices=[]):  # nn.init knows only the global generator
+        torch.manual_seed(stream(seed, "weights") & (2**63 - 1))
+        if name == "cnn":
+            return PaperCNN(shape, classes)
+        model = _from_factory(name, shape, classes)
+    _check_output(name, model, shape, classes)
+    return model
+
+
+def _from_factory(name: str, shape: ImageShape, classes: int) -> nn.Module:
+    factory = load_dotted("learning.model", name)
+    if not callable(factory):
+        raise not_allowed("learning.model", name, "cnn or module:factory naming a function")
+    try:
+        model = cast(Callable[..., object], factory)(shape, classes)
+    except UserError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"learning.model = {name!r} failed when called: {reason}.") from None
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"learning.model = {name!r} returned {type(model).__name__}: it must return a "
+            "torch.nn.Module."
+        )
+    if not any(p.numel() for p in model.parameters()):
+        raise UserError(f"learning.model = {name!r} returned a module without parameters.")
+    return model.float()
+
+
+def _check_output(name: str, model: nn.Module, shape: ImageShape, classes: int) -> None:
+    """A user's module must map two images to [2, classes]."""
+    model.eval()
+    try:
+        with torch.no_grad():
+            found = model(torch.zeros(2, *shape))
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"learning.model = {name!r} does not accept images of shape {shape}: {reason[:200]}."
+        ) from None
+    if not isinstance(found, Tensor) or found.shape != (2, classes):
+        got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise UserError(
+            f"learning.model = {name!r} maps 2 images to {got}: it must give (2, {classes})."
+        )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each named tensor lies in a flat vector."""
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Values of each tensor."""
+        return [math.prod(shape) for shape in self.shapes]
+
+    @property
+    def total(self) -> int:
+        """Length of the flat vector."""
+        return sum(self.sizes)
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """Named views into flat[..., D], each [..., *shape]; writing to them writes to `flat`."""
+        lead = flat.shape[:-1]
+        pieces = torch.split(flat, self.sizes, dim=-1)
+        return {
+            name: piece.view(*lead, *shape)
+            for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)
+        }
+
+    def flatten(self, tensors: dict[str, Tensor]) -> Tensor:
+        """The flat vector of named tensors: [D]."""
+        if not self.names:
+            return torch.zeros(0)
+        return torch.cat([tensors[name].detach().reshape(-1).float() for name in self.names])
+
+
+def parameter_layout(model: nn.Module) -> Layout:
+    """Layout of what is trained."""
+    found = [(name, p.shape) for name, p in model.named_parameters() if p.requires_grad]
+    return Layout(tuple(n for n, _ in found), tuple(s for _, s in found))
+
+
+def buffer_layout(model: nn.Module) -> Layout:
+    """Layout of what is averaged without gradients: batch-norm running statistics.
+
+    Whole-number buffers (batch norm's step counter) are not sent.
+    """
+    found = [(name, b.shape) for name, b in model.named_buffers() if b.is_floating_point()]
+    return Layout(tuple(n for n, _ in found), tuple(s for _, s in found))
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Whether a forward pass in training mode draws random numbers."""
+    kinds = (nn.modules.dropout._DropoutNd, nn.RReLU)
+    return any(isinstance(part, kinds) for part in model.modules())

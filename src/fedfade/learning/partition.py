@@ -1,0 +1,186 @@
+"""Dealing samples to clients: balanced Dirichlet (the paper's), IID, shards.
+
+Every function returns one sorted index array per client; a sample is used at most once, and
+what does not divide evenly stays unused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedfade.config import LearningConfig
+from fedfade.errors import UserError, not_allowed
+from fedfade.randomness import numpy_generator
+
+Indices = NDArray[np.int64]
+
+_BLOCK = 8192  # draws tried at once; bounds memory at block x classes
+
+
+def deal(config: LearningConfig, labels: ArrayLike, seed: int) -> list[Indices]:
+    """The partition a configuration asks for."""
+    if config.partition == "iid":
+        return iid(labels, config.clients, seed)
+    if config.partition == "shards":
+        return shards(labels, config.clients, config.shards_per_client, seed)
+    return balanced_dirichlet(labels, config.clients, config.alpha, seed)
+
+
+def balanced_dirichlet(
+    labels: ArrayLike, clients: int, alpha: float, seed: int
+) -> list[NDArray[np.int64]]:
+    """Equal sample counts, class shares drawn from Dir(alpha) (Acar et al. 2021).
+
+    Each client draws a prior p ~ Dir(alpha) over classes. Then, sample by sample: a client that
+    is not yet full is picked uniformly, a class is drawn from its p renormalised over the classes
+    that still have samples, and one sample of that class is taken.
+
+    >>> parts = balanced_dirichlet(np.repeat(np.arange(10), 100), clients=8, alpha=0.5, seed=0)
+    >>> [len(part) for part in parts]
+    [125, 125, 125, 125, 125, 125, 125, 125]
+    """
+    values = _checked(labels, clients)
+    if not alpha > 0 or not np.isfinite(alpha):
+        raise not_allowed("learning.alpha", alpha, "a finite number above 0")
+    generator = numpy_generator(seed, "partition", clients)
+    _, kind = np.unique(values, return_inverse=True)  # classes numbered without gaps
+    order = np.concatenate([generator.permutation(np.flatnonzero(kind == k)) for k in _range(kind)])
+    stock = np.bincount(kind)  # [class] samples left
+    start = np.cumsum(stock) - stock
+    log_prior = _log_dirichlet(generator, clients, len(stock), alpha)
+    quota = len(values) // clients
+    taken_clients, taken_classes = _draw_all(generator, log_prior, stock, quota)
+    # The k-th draw of a class takes the k-th sample of its shuffled list.
+    by_class = np.argsort(taken_classes, kind="stable")
+    rank = np.empty_like(by_class)
+    counts = np.bincount(taken_classes, minlength=len(stock))
+    rank[by_class] = np.arange(len(by_class)) - np.repeat(np.cumsum(counts) - counts, counts)
+    samples = order[start[taken_classes] + rank]
+    return [np.sort(samples[taken_clients == n]) for n in range(clients)]
+
+
+def _range(kind: Indices) -> range:
+    return range(int(kind.max()) + 1)
+
+
+def _log_dirichlet(
+    generator: np.random.Generator, clients: int, classes: int, alpha: float
+) -> NDArray[np.float64]:
+    """log p up to a constant, p ~ Dir(alpha): [client, class].
+
+    log Gamma(alpha) variates as log Gamma(alpha + 1) + log(U) / alpha: for small alpha p itself
+    underflows to zero, its logarithm does not, so the renormalisation always exists.
+    """
+    shape = (clients, classes)
+    power = np.log(1.0 - generator.random(shape)) / alpha
+    return np.log(generator.standard_gamma(alpha + 1.0, shape)) + power
+
+
+def _draw_all(
+    generator: np.random.Generator, log_prior: NDArray[np.float64], stock: Indices, quota: int
+) -> tuple[Indices, Indices]:
+    """Client and class of every draw, in order.
+
+    Until a client is full or a class is used up the draws are independent and identically
+    distributed, so they are made in blocks; a block is cut at the first such event.
+    """
+    clients, classes = log_prior.shape
+    stock = stock.copy()
+    room = np.full(clients, quota)
+    drawn: list[tuple[Indices, Indices]] = []
+    while room.any():
+        open_clients = np.flatnonzero(room)
+        cumulative = _cumulative(log_prior[open_clients], stock > 0)  # [open, class]
+        count = min(_BLOCK, int(room.sum()))
+        row = generator.integers(len(open_clients), size=count)
+        draw = generator.random(count)
+        kind = (cumulative[row] <= draw[:, None]).sum(axis=1)
+        client = open_clients[row]
+        end = min(_first_full(client, room), _first_full(kind, stock))
+        client, kind = client[:end], kind[:end]
+        room -= np.bincount(client, minlength=clients)
+        stock -= np.bincount(kind, minlength=classes)
+        drawn.append((client, kind))
+    return np.concatenate([c for c, _ in drawn]), np.concatenate([k for _, k in drawn])
+
+
+def _cumulative(log_prior: NDArray[np.float64], left: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Distribution functions over the classes that have samples left, ending at exactly 1."""
+    masked = np.where(left, log_prior, -np.inf)
+    weight = np.exp(masked - masked.max(axis=1, keepdims=True))
+    cumulative = np.cumsum(weight, axis=1)
+    return np.asarray(cumulative / cumulative[:, -1:])
+
+
+def _first_full(values: Indices, room: Indices) -> int:
+    """How many leading draws fit until some entry of `room` is used up (that draw included)."""
+    order = np.argsort(values, kind="stable")
+    counts = np.bincount(values, minlength=len(room))
+    first = np.cumsum(counts) - counts
+    reached = np.flatnonzero((counts >= room) & (room > 0))
+    if not len(reached):
+        return len(values)
+    return int(order[first[reached] + room[reached] - 1].min()) + 1
+
+
+def iid(labels: ArrayLike, clients: int, seed: int) -> list[NDArray[np.int64]]:
+    """Equal random parts.
+
+    >>> [len(part) for part in iid(np.zeros(103), clients=10, seed=0)]
+    [10, 10, 10, 10, 10, 10, 10, 10, 10, 10]
+    """
+    values = _checked(labels, clients)
+    order = numpy_generator(seed, "iid", clients).permutation(len(values))
+    quota = len(values) // clients
+    return [np.sort(order[n * quota : (n + 1) * quota]) for n in range(clients)]
+
+
+def shards(
+    labels: ArrayLike, clients: int, shards_per_client: int, seed: int
+) -> list[NDArray[np.int64]]:
+    """Samples sorted by class, cut into equal shards, dealt at random (McMahan et al. 2017).
+
+    >>> labels = np.repeat(np.arange(10), 60)
+    >>> max(len(set(labels[part])) for part in shards(labels, 10, 2, seed=0))
+    2
+    """
+    values = _checked(labels, clients)
+    count = clients * shards_per_client
+    size = len(values) // count
+    if size == 0:
+        raise not_allowed(
+            "learning.shards_per_client",
+            shards_per_client,
+            f"at most {len(values) // clients} for {len(values)} samples and {clients} clients",
+        )
+    generator = numpy_generator(seed, "shards", clients, shards_per_client)
+    shuffled = generator.permutation(len(values))
+    ordered = shuffled[np.argsort(values[shuffled], kind="stable")]
+    pieces = ordered[: count * size].reshape(count, size)[generator.permutation(count)]
+    return [np.sort(part.ravel()) for part in pieces.reshape(clients, -1)]
+
+
+def class_counts(labels: ArrayLike, parts: Sequence[Indices], classes: int) -> Indices:
+    """Samples per client and class: [client, class].
+
+    >>> class_counts([0, 1, 1, 2], [np.array([0, 1]), np.array([2, 3])], classes=3).tolist()
+    [[1, 1, 0], [0, 1, 1]]
+    """
+    values = np.asarray(labels)
+    return np.stack([np.bincount(values[part], minlength=classes) for part in parts])
+
+
+def _checked(labels: ArrayLike, clients: int) -> Indices:
+    values = np.asarray(labels)
+    if values.ndim != 1:
+        raise UserError(f"labels must be one-dimensional, and these have shape {values.shape}.")
+    if clients < 1:
+        raise not_allowed("learning.clients", clients, "at least 1")
+    if len(values) < clients:
+        raise not_allowed(
+            "learning.clients", clients, f"at most the number of training samples, {len(values)}"
+        )
+    return values
