@@ -56,7 +56,15 @@ class RadioConfig(_Branch):
         25, ge=1, le=1000, description="frequencies a sub-band average is taken over"
     )
     clusters: int = Field(
-        21, ge=2, le=200, description="scattering clusters of the fading (paper: n_c)"
+        21,
+        ge=2,
+        le=200,
+        description="clusters of the fading (paper: n_c), counted as QuaDRiGa does: the direct "
+        "path, absent here, is one of them",
+    )
+    cluster_draw: Literal["quadriga", "tr38901"] = Field(
+        "quadriga",
+        description="how clusters are drawn: as QuaDRiGa does, or clause 7.5 to the letter",
     )
     speed_mps: _NotNegative = Field(
         18.12, description="client speed; 18.12 m/s makes 0.423/f_D the paper's slot of 2 ms"
@@ -209,7 +217,14 @@ class AllocationConfig(_Branch):
     """Who sends where: the policies compared, what agents see, what they are paid for."""
 
     policies: list[str] = Field(
-        ["random", "max-individual-rate", "max-sum-rate", "block-fading-schedule", "perfect"],
+        [
+            "random",
+            "max-individual-rate",
+            "block-fading-schedule",
+            "max-sum-rate",
+            "shortest-remaining-first",
+            "perfect",
+        ],
         min_length=1,
         description="policies `fedfade compare` runs; built-in names or module:factory",
     )

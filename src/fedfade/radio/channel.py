@@ -11,13 +11,14 @@ from torch import Tensor
 from fedfade.config import CellConfig, RadioConfig
 from fedfade.errors import UserError
 from fedfade.radio.cell import Place, Trajectory
-from fedfade.radio.clusters import draw_rays
+from fedfade.radio.clusters import draw_quadriga, draw_tr38901, scattering_clusters
 from fedfade.radio.rayleigh import rayleigh_gains
+from fedfade.radio.rays import draw_rays
 from fedfade.radio.response import frequency_offsets, gains
 from fedfade.radio.traces import load_traces
 from fedfade.randomness import fold, integers, streams
 
-_CHUNK = {"cpu": 16, "cuda": 2048}  # client-rounds worked on at a time: fits the caches
+_CHUNK = {"cpu": 64, "cuda": 2048}  # client-rounds worked on at a time: fits the caches
 
 
 class Channel:
@@ -107,10 +108,11 @@ class Channel:
                 slot_s=radio.slot_s,
                 slots=radio.slots,
             )
+        draw_clusters = draw_quadriga if radio.cluster_draw == "quadriga" else draw_tr38901
         rays = draw_rays(
             keys,
             place,
-            radio.clusters,
+            draw_clusters(keys, place, scattering_clusters(radio.clusters)),
             carrier_hz=radio.carrier_hz,
             speed_mps=radio.speed_mps,
             height_difference_m=self.cell.bs_height_m - self.cell.client_height_m,

@@ -1,8 +1,12 @@
-"""Clusters and rays: delays, powers, arrival angles and Doppler (TR 38.901 clause 7.5, steps 5-10).
+"""Clusters: powers, delays and mean arrival angles (TR 38.901 clause 7.5, steps 5 to 7).
 
-Base station and client have one vertical antenna each that treats all directions alike. Then
-departure angles and cross-polarisation drop out of the coefficient (eq. 7.5-22), and a ray is
-its delay, its power, its arrival direction at the moving client, and a phase.
+Two ways to draw them, `radio.cluster_draw`:
+
+`tr38901`   the standard's equations. Spreads are met on average, through tabulated constants.
+`quadriga`  as QuaDRiGa does by default. Angles are uniform, power falls with delay and with every
+            angle, then delays and angles are stretched until the drop has exactly the delay and
+            angle spreads it should have. Fewer clusters then mean fewer strong paths, so more
+            correlation between slots, which the standard's constants even out.
 """
 
 from __future__ import annotations
@@ -14,8 +18,10 @@ import torch
 from torch import Tensor
 
 from fedfade.radio.cell import Place
-from fedfade.radio.scenario import LIGHT_MPS, angle_scaling, table
+from fedfade.radio.scenario import angle_scaling, table
 from fedfade.randomness import bits, fold, normal, uniform
+
+_STRETCHES = 6  # steps of the search for a stretch; the spread is then met to a percent or better
 
 
 def scattering_clusters(clusters: int) -> int:
@@ -31,127 +37,94 @@ def scattering_clusters(clusters: int) -> int:
 
 
 @dataclass(frozen=True)
-class Rays:
-    """Rays of a batch; within a cluster they are ordered by sub-cluster (10, 6 and 4 rays)."""
+class Clusters:
+    """Clusters of a batch, each tensor [..., cluster]; angles are relative to the direct path."""
 
     power: Tensor
-    """Of a cluster, the sum over clusters is 1: [..., cluster]."""
+    """The sum over clusters is 1."""
     delay_s: Tensor
-    """[..., cluster, subcluster]."""
-    doppler_hz: Tensor
-    """[..., cluster, ray]."""
-    phase: Tensor
-    """At the first slot, in turns: [..., cluster, ray]."""
+    """The first arrives at 0."""
+    azimuth_rad: Tensor
+    zenith_rad: Tensor
 
 
-def draw_rays(
-    keys: Tensor,
-    place: Place,
-    clusters: int,
-    *,
-    carrier_hz: float,
-    speed_mps: float,
-    height_difference_m: float,
-) -> Rays:
-    """All rays for keys [...] at places of the same shape."""
-    count = scattering_clusters(clusters)
-    power, delay = _delays_and_powers(keys, place.delay_spread_s, count)
-    azimuth = _ray_azimuths(keys, place, power)
-    zenith = _ray_zeniths(keys, place, power, height_difference_m)
-    # Eq. 7.5-22: the arrival direction on the velocity, 2 pi r^T v t / lambda.
-    along = torch.sin(zenith).abs() * torch.cos(azimuth - place.heading_rad[..., None, None])
-    rows = table()["clusters"]
-    strong = power >= 10 ** (rows["removed_below_db"] / 10) * power.amax(-1, keepdim=True)
-    power = power * strong
-    return Rays(
-        power=power / power.sum(-1, keepdim=True),
-        delay_s=delay[..., None] + rows["delay_spread_s"] * _subcluster_delays(keys.device),
-        doppler_hz=along * (speed_mps * carrier_hz / LIGHT_MPS),
-        phase=uniform(fold(keys, 8), tuple(along.shape[keys.dim() :])),
-    )
-
-
-def subcluster_sizes() -> list[int]:
-    """Rays in each sub-cluster (Table 7.5-5).
-
-    >>> subcluster_sizes()
-    [10, 6, 4]
-    """
-    return [len(row["rays"]) for row in table()["rays"]["subclusters"]]
-
-
-def _subcluster_delays(device: torch.device) -> Tensor:
-    rows = table()["rays"]["subclusters"]
-    return torch.tensor([row["delay_in_cluster_spreads"] for row in rows], device=device)
-
-
-def _ray_offsets(device: torch.device) -> Tensor:
-    """Table 7.5-3, reordered by sub-cluster: [ray]."""
-    rows = table()["rays"]
-    order = [ray - 1 for row in rows["subclusters"] for ray in row["rays"]]
-    return torch.tensor([rows["offsets"][ray] for ray in order], device=device)
-
-
-def _delays_and_powers(keys: Tensor, delay_spread_s: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Steps 5 and 6: exponential delays, powers falling with them: two of [..., cluster].
-
-    Powers are not normalised yet. Clusters stay unsorted: nothing after this needs an order.
-    """
+def draw_tr38901(keys: Tensor, place: Place, count: int) -> Clusters:
+    """Steps 5 to 7 as written, for keys [...] at places of the same shape."""
     rows = table()["clusters"]
     scaling = rows["delay_scaling"]
     log_draw = torch.log(uniform(fold(keys, 1), (count,)))
     log_draw = log_draw - log_draw.amax(-1, keepdim=True)  # eq. 7.5-2: the first arrives at 0
-    delay = -scaling * delay_spread_s[..., None] * log_draw  # eq. 7.5-1
+    delay = -scaling * place.delay_spread_s[..., None] * log_draw  # eq. 7.5-1
     shadow_db = rows["shadowing_db"] * normal(fold(keys, 2), (count,))
     # Eq. 7.5-5; with eq. 7.5-1 put in, the delay spread cancels.
-    power = torch.exp((scaling - 1.0) * log_draw - shadow_db * (math.log(10.0) / 10.0))
-    return power, delay
+    log_power = (scaling - 1.0) * log_draw - shadow_db * (math.log(10.0) / 10.0)
+    fall = log_power.amax(-1, keepdim=True) - log_power  # -ln(P_n / max P)
+
+    azimuth = 2.0 / 1.4 / angle_scaling("azimuth", count) * torch.sqrt(fall)  # eq. 7.5-9
+    azimuth = _signs(fold(keys, 3), count) * azimuth + normal(fold(keys, 4), (count,)) / 7.0
+    zenith = fall / angle_scaling("zenith", count)  # eq. 7.5-14
+    zenith = _signs(fold(keys, 5), count) * zenith + normal(fold(keys, 6), (count,)) / 7.0
+
+    # Step 6: clusters 25 dB below the strongest are dropped; the constants above stay.
+    kept = fall <= -rows["removed_below_db"] * (math.log(10.0) / 10.0)
+    return Clusters(
+        power=torch.softmax(log_power.masked_fill(~kept, -torch.inf), dim=-1),
+        delay_s=delay,
+        azimuth_rad=torch.deg2rad(azimuth * place.azimuth_spread_deg[..., None]),
+        zenith_rad=torch.deg2rad(zenith * place.zenith_spread_deg[..., None]),
+    )
 
 
-def _ray_azimuths(keys: Tensor, place: Place, power: Tensor) -> Tensor:
-    """Step 7, eqs. 7.5-9 to 7.5-13: arrival azimuth of every ray in rad, [..., cluster, ray]."""
-    spread = place.azimuth_spread_deg[..., None]
-    scaling = angle_scaling("azimuth", power.shape[-1])
-    fall = torch.sqrt(-torch.log(power / power.amax(-1, keepdim=True)))
-    cluster = _signs(fold(keys, 3), power.shape[-1]) * (2.0 / 1.4 / scaling) * spread * fall
-    cluster = cluster + spread / 7.0 * normal(fold(keys, 4), (power.shape[-1],))
-    to_bs = torch.atan2(-place.position[..., 1], -place.position[..., 0])[..., None, None]
-    within = table()["clusters"]["azimuth_spread_arrival_deg"] * _ray_offsets(keys.device)
-    return torch.deg2rad(cluster[..., None] + within) + to_bs
+def draw_quadriga(keys: Tensor, place: Place, count: int) -> Clusters:
+    """Uniform angles, powers that fall with them, then stretched to the spreads asked for."""
+    rows, shape = table("quadriga_2_8_clusters"), table()["clusters"]
+    time = -torch.log(uniform(fold(keys, 1), (count,)))
+    time = time - time.amin(-1, keepdim=True)
+    # Departure angles fix no ray's Doppler here, but they take their share of the power.
+    angles = (uniform(fold(keys, 2), (4, count)) - 0.5) * math.pi
+    departure_azimuth, azimuth, departure_zenith, zenith = angles.unbind(-2)
+    power = torch.softmax(
+        (1.0 - shape["delay_scaling"]) * time
+        - rows["azimuth_fall"] * (departure_azimuth.square() + azimuth.square())
+        - rows["zenith_fall"] * (departure_zenith.abs() + zenith.abs()),
+        dim=-1,
+    )
+    deviation = time - (power * time).sum(-1, keepdim=True)
+    unit = torch.sqrt((power * deviation.square()).sum(-1)).clamp_min(1e-6)
+    return Clusters(
+        power=power,
+        delay_s=time * (place.delay_spread_s / unit)[..., None],
+        azimuth_rad=_stretched(
+            azimuth, power, torch.deg2rad(place.azimuth_spread_deg), rows["azimuth_stretch_limit"]
+        ),
+        zenith_rad=_stretched(
+            zenith, power, torch.deg2rad(place.zenith_spread_deg), rows["zenith_stretch_limit"]
+        ),
+    )
 
 
-def _ray_zeniths(keys: Tensor, place: Place, power: Tensor, height_difference_m: float) -> Tensor:
-    """Step 7, eqs. 7.5-14 to 7.5-18, and step 8: zeniths coupled at random to the azimuths.
+def _stretched(angle: Tensor, power: Tensor, spread_rad: Tensor, limit: float) -> Tensor:
+    """The angles times the factor that gives them the wanted spread on the circle."""
+    factor = torch.ones_like(spread_rad)
+    for _ in range(_STRETCHES):
+        reached = angle_spread(angle * factor[..., None], power)
+        factor = (factor * spread_rad / reached.clamp_min(1e-6)).clamp_max(limit)
+    return angle * factor[..., None]
 
-    Returned in rad, [..., cluster, ray]. An angle beyond 180 degrees is left as it is: its sine
-    changes sign where the standard mirrors it, so the caller takes the absolute value.
+
+def angle_spread(angle_rad: Tensor, power: Tensor) -> Tensor:
+    """Root mean square angle about the mean direction, weighted by power: [..., path] -> [...].
+
+    >>> angle_spread(torch.tensor([3.1, -3.1]), torch.tensor([0.5, 0.5]))    # across the wrap
+    tensor(0.0416)
     """
-    count = power.shape[-1]
-    spread = place.zenith_spread_deg[..., None]
-    fall = -torch.log(power / power.amax(-1, keepdim=True))
-    cluster = _signs(fold(keys, 5), count) * spread * fall / angle_scaling("zenith", count)
-    cluster = cluster + spread / 7.0 * normal(fold(keys, 6), (count,))
-    to_bs = torch.atan2(place.distance_m, torch.full_like(place.distance_m, height_difference_m))
-    within = table()["clusters"]["zenith_spread_arrival_deg"] * _coupled_offsets(keys, count)
-    return torch.deg2rad(cluster[..., None] + within) + to_bs[..., None, None]
+    cos, sin = (power * torch.cos(angle_rad)).sum(-1), (power * torch.sin(angle_rad)).sum(-1)
+    turned = angle_rad - torch.atan2(sin, cos)[..., None]
+    turned = turned - 2 * math.pi * torch.round(turned / (2 * math.pi))
+    turned = turned - (power * turned).sum(-1, keepdim=True)
+    return torch.sqrt((power * turned.square()).sum(-1))
 
 
 def _signs(keys: Tensor, count: int) -> Tensor:
     """+1 or -1: [..., count]."""
     return (bits(keys, (count,)) >> 63 | 1).to(torch.float32)
-
-
-def _coupled_offsets(keys: Tensor, count: int) -> Tensor:
-    """Ray offsets permuted at random within each sub-cluster: [..., cluster, ray]."""
-    offsets = _ray_offsets(keys.device)
-    draws = uniform(fold(keys, 7), (count, len(offsets)))
-    parts = []
-    for draw, offset in zip(
-        torch.split(draws, subcluster_sizes(), dim=-1),
-        torch.split(offsets, subcluster_sizes()),
-        strict=True,
-    ):
-        # A random rank is a random permutation; for so few rays cheaper than sorting.
-        rank = (draw[..., None] > draw[..., None, :]).sum(-1)
-        parts.append(offset[rank])
-    return torch.cat(parts, dim=-1)

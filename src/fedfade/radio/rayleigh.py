@@ -33,5 +33,6 @@ def rayleigh_gains(
     sector = torch.arange(RAYS, device=keys.device)
     angle = (sector + uniform(fold(keys, 1), (bands, RAYS))) * (2.0 * math.pi / RAYS)
     doppler = torch.cos(angle) * (speed_mps * carrier_hz / LIGHT_MPS)
-    series = time_series(doppler, uniform(fold(keys, 2), (bands, RAYS)), slot_s, slots)
-    return series.square().sum(-2) / RAYS
+    phase = uniform(fold(keys, 2), (bands, RAYS))
+    series = time_series(doppler, phase, slot_s, slots, groups=[RAYS]).squeeze(-2)
+    return torch.view_as_real(series[..., :slots]).square().sum(-1) / RAYS

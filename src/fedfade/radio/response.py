@@ -5,9 +5,8 @@ All rays of a sub-cluster share one delay, so
     H(t, f) = sum over sub-clusters k of  x_k(t) exp(-2 pi i f tau_k),
     x_k(t)  = sum over its rays m of      exp(2 pi i (phase_m + nu_m t)),
 
-two products of small matrices of phasors. Time is split once more, t = coarse + fine, so that a
-ray needs a sine for 16 + 16 instants instead of 256. Complex numbers are pairs of real rows, so
-that both products are plain real matrix multiplications on every device.
+two products of small matrices of phasors. Time is split once more, t = coarse + fine: the phasors
+of 16 + 16 instants, themselves powers of one number, make those of 256.
 """
 
 from __future__ import annotations
@@ -17,29 +16,48 @@ import math
 import torch
 from torch import Tensor
 
-from fedfade.radio.clusters import Rays, subcluster_sizes
+from fedfade.radio.rays import Rays, subcluster_sizes
 
 
-def _turns(phase: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of a phase in turns; whole turns go first, for float32's sake."""
-    angle = (phase - torch.round(phase)) * (2.0 * math.pi)
-    return torch.cos(angle), torch.sin(angle)
+def _phasor(turns: Tensor) -> Tensor:
+    """exp(2 pi i x); whole turns are taken off first, for float32's sake."""
+    angle = (turns - torch.round(turns)) * (2.0 * math.pi)
+    return torch.complex(torch.cos(angle), torch.sin(angle))
 
 
-def time_series(doppler_hz: Tensor, phase: Tensor, slot_s: float, slots: int) -> Tensor:
-    """Sums of rotating rays: rays [..., ray] -> real and imaginary part [..., 2, slot]."""
-    fine = math.ceil(math.sqrt(slots))
+def _powers(first: Tensor, ratio: Tensor, count: int) -> Tensor:
+    """first * ratio^n for n = 0 ... count-1, by doubling: [...] -> [..., count]."""
+    powers = first.unsqueeze(-1)
+    while powers.shape[-1] < count:
+        powers = torch.cat([powers, powers * ratio.unsqueeze(-1)], dim=-1)
+        ratio = ratio * ratio
+    return powers[..., :count]
+
+
+def time_series(
+    doppler_hz: Tensor, phase: Tensor, slot_s: float, slots: int, groups: list[int]
+) -> Tensor:
+    """Sums of rotating rays, one for each group of rays: [..., ray] -> complex [..., group, slot].
+
+    At least `slots` instants come back, a few more where that makes whole rows of coarse steps.
+
+    >>> still = time_series(torch.zeros(1, 4), torch.zeros(1, 4), 2e-3, 250, groups=[3, 1])
+    >>> still.shape, still[0, :, 249].real.tolist()
+    (torch.Size([1, 2, 256]), [3.0, 1.0])
+    """
+    fine = 2 ** math.ceil(math.log2(math.sqrt(slots)))
     coarse = math.ceil(slots / fine)
-    per_slot = (doppler_hz * slot_s).unsqueeze(-2)  # [..., 1, ray]
-    step = torch.arange(max(fine, coarse), device=phase.device, dtype=torch.float32)[:, None]
-    cos_a, sin_a = _turns(phase.unsqueeze(-2) + per_slot * (step[:coarse] * fine))
-    cos_b, sin_b = _turns(per_slot * step[:fine])
-    real = torch.cat([cos_a, -sin_a], dim=-1)
-    imaginary = torch.cat([sin_a, cos_a], dim=-1)
-    left = torch.cat([real, imaginary], dim=-2)  # [..., (part, coarse), (part, ray)]
-    right = torch.cat([cos_b, sin_b], dim=-1)  # [..., fine, (part, ray)]
-    product = left @ right.transpose(-1, -2)  # [..., (part, coarse), fine]
-    return product.reshape(*product.shape[:-2], 2, coarse * fine)[..., :slots]
+    per_slot = doppler_hz * slot_s
+    unit = torch.ones_like(per_slot, dtype=torch.complex64)
+    near = _powers(unit, _phasor(per_slot), fine)  # [..., ray, fine]
+    far = _powers(_phasor(phase), _phasor(per_slot * fine), coarse)  # [..., ray, coarse]
+    sums = [
+        (a.transpose(-1, -2) @ b).flatten(-2)  # [..., (coarse, fine)]
+        for a, b in zip(
+            torch.split(far, groups, dim=-2), torch.split(near, groups, dim=-2), strict=True
+        )
+    ]
+    return torch.stack(sums, dim=-2)
 
 
 def frequency_offsets(subbands: int, bandwidth_hz: float, subcarriers: int) -> Tensor:
@@ -56,32 +74,24 @@ def frequency_offsets(subbands: int, bandwidth_hz: float, subcarriers: int) -> T
 def gains(rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int) -> Tensor:
     """Power gain of each sub-band: rays of a batch [...] -> [..., band, slot]."""
     batch = rays.power.shape[:-1]
-    series = torch.cat(
-        [
-            time_series(doppler, phase, slot_s, slots)
-            for doppler, phase in zip(
-                torch.split(rays.doppler_hz, subcluster_sizes(), dim=-1),
-                torch.split(rays.phase, subcluster_sizes(), dim=-1),
-                strict=True,
-            )
-        ],
-        dim=-3,
-    )  # [..., (subcluster, cluster), part, slot]
-    series = series.reshape(*batch, -1, slots)
-    amplitude = torch.sqrt(rays.power / sum(subcluster_sizes()))
-    turn = _frequency_phasors(rays.delay_s.transpose(-1, -2), amplitude, offsets_hz)
-    field = turn @ series  # [..., (band, subcarrier, part), slot]
+    groups = subcluster_sizes()
+    series = time_series(rays.doppler_hz, rays.phase, slot_s, slots, groups)
+    amplitude = torch.sqrt(rays.power / sum(groups))
+    turn = _frequency_phasors(rays.delay_s, amplitude, offsets_hz)
+    field = turn @ series.flatten(-3, -2)  # complex [..., (band, subcarrier), slot]
     bands, subcarriers = offsets_hz.shape
-    energy = field.square().reshape(*batch, bands, subcarriers * 2, slots)
-    return energy.sum(-2) / subcarriers
+    # Real and imaginary parts lie side by side: square, sum over subcarriers, then over the pair.
+    energy = torch.view_as_real(field).flatten(-2).square_()
+    energy = energy.reshape(*batch, bands, subcarriers, -1).sum(-2)
+    return energy.reshape(*batch, bands, -1, 2)[..., :slots, :].sum(-1) / subcarriers
 
 
 def _frequency_phasors(delay_s: Tensor, amplitude: Tensor, offsets_hz: Tensor) -> Tensor:
-    """exp(-2 pi i f tau) as real pairs: [..., (frequency, part), (subcluster, cluster, part)]."""
-    cos, sin = _turns(offsets_hz.reshape(-1, 1) * delay_s.flatten(-2).unsqueeze(-2))
-    weight = amplitude.unsqueeze(-2).expand_as(delay_s).flatten(-2).unsqueeze(-2)
-    cos, sin = cos * weight, sin * weight
-    rows = torch.stack(
-        [torch.stack([cos, sin], dim=-1), torch.stack([-sin, cos], dim=-1)], dim=-3
-    )  # [..., frequency, part out, path, part in]
-    return rows.flatten(-2).flatten(-3, -2)
+    """Amplitude and phase of every path: [..., frequency, (cluster, subcluster)]."""
+    delay = delay_s.flatten(-2).unsqueeze(-2)  # [..., 1, path]
+    weight = amplitude.unsqueeze(-1).expand_as(delay_s).flatten(-2).unsqueeze(-2)
+    centre = offsets_hz.mean(-1)
+    inside = offsets_hz[0] - centre[0]
+    at_centre = weight * _phasor(-centre[:, None] * delay)  # [..., band, path]
+    from_centre = _phasor(-inside[:, None] * delay)  # [..., subcarrier, path]
+    return (at_centre.unsqueeze(-2) * from_centre.unsqueeze(-3)).flatten(-3, -2)
