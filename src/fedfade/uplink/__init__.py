@@ -1,13 +1,23 @@
 """One round of uploads: slots, observations, reward."""
 
-from fedfade.uplink.observation import global_state, observation_width, observe, state_width
-from fedfade.uplink.reward import round_reward, slot_reward, squared_sum
+from fedfade.uplink.observation import (
+    Backdrop,
+    fill_observation,
+    fill_state,
+    global_state,
+    make_backdrop,
+    observation_width,
+    observe,
+    state_width,
+)
+from fedfade.uplink.reward import normalised_inner, round_reward, slot_reward, squared_sum
 from fedfade.uplink.scenario import Scenario, scenario_from_config
 from fedfade.uplink.slot import (
     Action,
     Progress,
     Round,
     SlotResult,
+    decode_action,
     play_slot,
     slot_gain,
     start_round,
@@ -15,11 +25,17 @@ from fedfade.uplink.slot import (
 
 __all__ = [
     "Action",
+    "Backdrop",
     "Progress",
     "Round",
     "Scenario",
     "SlotResult",
+    "decode_action",
+    "fill_observation",
+    "fill_state",
     "global_state",
+    "make_backdrop",
+    "normalised_inner",
     "observation_width",
     "observe",
     "play_slot",

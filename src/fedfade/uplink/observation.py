@@ -2,11 +2,15 @@
 
 An observation is a list of named parts, chosen in `allocation.observe`. Gains are in decibels
 and everything is scaled to order 1, because networks learn badly from 1e-12 and 9932960.
+
+Nearly all of it is known before the first slot: gains, deviations, the clock. That part is a
+`Backdrop`, made once a round for all slots; a slot then only fills in the progress.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +24,15 @@ FADING_SCALE_DB = 10.0
 FADING_FLOOR = 1e-4  # -40 dB: a deep fade, below which a sub-band is equally useless
 DEVIATION_SCALE = 4.0  # decades
 DEVIATION_FLOOR = 1e-12
+BOUND = 10.0
+"""No observed value leaves [-BOUND, BOUND]; sensible ones stay far inside."""
+
+
+class Backdrop(NamedTuple):
+    """What is observed in each slot whatever the clients do; progress columns hold 0."""
+
+    observation: Tensor  # [slot, client, episode, width]: client first, as stacked networks want
+    state: Tensor  # [slot, episode, width]
 
 
 def _decibel(x: Tensor, floor: float) -> Tensor:
@@ -29,78 +42,90 @@ def _decibel(x: Tensor, floor: float) -> Tensor:
 def scaled_snr(scenario: Scenario, round_: Round) -> Tensor:
     """Large-scale gains as mean SNR at full power: [episode, client]."""
     snr = round_.alpha * (scenario.full_power_w / scenario.noise_w)
-    return (_decibel(snr, 1e-10) - SNR_CENTRE_DB) / SNR_SCALE_DB
+    return ((_decibel(snr, 1e-10) - SNR_CENTRE_DB) / SNR_SCALE_DB).clamp(-BOUND, BOUND)
 
 
-def scaled_fading(scenario: Scenario, round_: Round, slot: int) -> Tensor:
-    """Small-scale gains of a slot: [episode, client, band]."""
+def scaled_fading(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
+    """Small-scale gains in some slots: [episode, slot, client, band]."""
+    fading = round_.fading.index_select(1, slots)
     if "fading" in scenario.hide:
-        return torch.ones_like(round_.fading[:, slot])
-    return _decibel(round_.fading[:, slot], FADING_FLOOR) / FADING_SCALE_DB
+        return torch.ones_like(fading)
+    return (_decibel(fading, FADING_FLOOR) / FADING_SCALE_DB).clamp(max=BOUND)
 
 
 def scaled_deviation(scenario: Scenario, round_: Round) -> Tensor:
     """Squared gradient deviation in decades: [episode, client]."""
     if "gradient" in scenario.hide:
         return torch.ones_like(round_.deviation)
-    return torch.log10(round_.deviation.clamp(min=DEVIATION_FLOOR)) / DEVIATION_SCALE
+    decades = torch.log10(round_.deviation.clamp(min=DEVIATION_FLOOR))
+    return (decades / DEVIATION_SCALE).clamp(max=BOUND)
 
 
-def _alphas(scenario: Scenario, round_: Round, progress: Progress, slot: int) -> Tensor:
-    everybody = scaled_snr(scenario, round_)[:, None, :]
-    return everybody.expand(-1, scenario.clients, -1)
+def scaled_clock(scenario: Scenario, slots: Tensor) -> Tensor:
+    """Share of the slots left, this one included: [slot]."""
+    return (scenario.slots - slots) / scenario.slots
 
 
-def _fading(scenario: Scenario, round_: Round, progress: Progress, slot: int) -> Tensor:
-    return scaled_fading(scenario, round_, slot)
+# --- the named parts of an observation: [slot, client, episode, width], or broadcast to it ------
 
 
-def _remaining(scenario: Scenario, round_: Round, progress: Progress, slot: int) -> Tensor:
-    return (progress.remaining_bits / scenario.payload_bits)[:, :, None]
+def _alphas(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
+    return scaled_snr(scenario, round_)[None, None]
 
 
-def _slots_left(scenario: Scenario, round_: Round, progress: Progress, slot: int) -> Tensor:
-    left = (scenario.slots - slot) / scenario.slots
-    return torch.full_like(progress.remaining_bits, left)[:, :, None]
+def _fading(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
+    return scaled_fading(scenario, round_, slots).permute(1, 2, 0, 3)
 
 
-def _deviation(scenario: Scenario, round_: Round, progress: Progress, slot: int) -> Tensor:
-    return scaled_deviation(scenario, round_)[:, :, None]
+def _slots_left(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
+    return scaled_clock(scenario, slots)[:, None, None, None]
 
 
-def _round(scenario: Scenario, round_: Round, progress: Progress, slot: int) -> Tensor:
-    when = (round_.number / scenario.rounds)[:, None, None]
-    return when.expand(-1, scenario.clients, 1)
+def _deviation(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
+    return scaled_deviation(scenario, round_).T[None, :, :, None]
 
 
-def _finished(scenario: Scenario, round_: Round, progress: Progress, slot: int) -> Tensor:
-    return progress.finished.to(torch.float32)[:, None, :].expand(-1, scenario.clients, -1)
+def _round(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
+    return (round_.number / scenario.rounds)[None, None, :, None]
 
 
-Part = Callable[[Scenario, Round, Progress, int], Tensor]
+def _progress(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
+    return torch.zeros(1, 1, 1, 1, device=scenario.device)
 
-PARTS: dict[str, Part] = {
+
+PARTS: dict[str, Callable[[Scenario, Round, Tensor], Tensor]] = {
     "alphas": _alphas,
     "fading": _fading,
-    "remaining": _remaining,
+    "remaining": _progress,
     "slots_left": _slots_left,
     "deviation": _deviation,
     "round": _round,
-    "finished": _finished,
+    "finished": _progress,
 }
-"""Each part of an observation: [episode, client, width]."""
+
+
+def part_columns(scenario: Scenario) -> dict[str, slice]:
+    """Where each part lies in an agent's observation.
+
+    >>> from fedfade.config import load_config
+    >>> from fedfade.uplink import scenario_from_config
+    >>> columns = part_columns(scenario_from_config(load_config("paper"), 9932960))
+    >>> columns["fading"], columns["remaining"]
+    (slice(10, 14, None), slice(14, 15, None))
+    """
+    widths = {"alphas": scenario.clients, "finished": scenario.clients, "fading": scenario.bands}
+    columns: dict[str, slice] = {}
+    start = 0
+    for name in scenario.observe:
+        columns[name] = slice(start, start + widths.get(name, 1))
+        start = columns[name].stop
+    return columns
 
 
 def observation_width(scenario: Scenario) -> int:
     """Numbers in one agent's observation; N + C + 4 for the paper's."""
-    widths = {"alphas": scenario.clients, "finished": scenario.clients, "fading": scenario.bands}
-    return sum(widths.get(part, 1) for part in scenario.observe)
-
-
-def observe(scenario: Scenario, round_: Round, progress: Progress, slot: int) -> Tensor:
-    """Every agent's local observation (paper: eq. 26): [episode, client, width]."""
-    parts = [PARTS[name](scenario, round_, progress, slot) for name in scenario.observe]
-    return torch.cat(parts, dim=-1)
+    last = part_columns(scenario)[scenario.observe[-1]]
+    return int(last.stop)
 
 
 def state_width(scenario: Scenario) -> int:
@@ -108,18 +133,62 @@ def state_width(scenario: Scenario) -> int:
     return scenario.clients * (scenario.bands + 3) + 2
 
 
-def global_state(scenario: Scenario, round_: Round, progress: Progress, slot: int) -> Tensor:
-    """What the mixer sees in training (paper: eq. 27): [episode, width]."""
-    remaining = progress.remaining_bits / scenario.payload_bits
-    left = (scenario.slots - slot) / scenario.slots
-    return torch.cat(
+def make_backdrop(scenario: Scenario, round_: Round, slots: Tensor | None = None) -> Backdrop:
+    """Everything about a round's observations that no action changes; for all slots, or some."""
+    if slots is None:
+        slots = torch.arange(scenario.slots, device=scenario.device)
+    episodes = len(round_.alpha)
+    full = (len(slots), scenario.clients, episodes)
+    observation = torch.cat(
         [
-            scaled_snr(scenario, round_),
-            scaled_fading(scenario, round_, slot).flatten(1),
-            remaining,
-            torch.full_like(remaining[:, :1], left),
-            scaled_deviation(scenario, round_),
-            (round_.number / scenario.rounds)[:, None],
+            PARTS[name](scenario, round_, slots).expand(*full, where.stop - where.start)
+            for name, where in part_columns(scenario).items()
         ],
         dim=-1,
     )
+    shape = (len(slots), episodes)
+    state = torch.cat(
+        [
+            scaled_snr(scenario, round_).expand(*shape, -1),
+            scaled_fading(scenario, round_, slots).transpose(0, 1).flatten(2),
+            torch.zeros(*shape, scenario.clients, device=scenario.device),
+            scaled_clock(scenario, slots)[:, None, None].expand(*shape, 1),
+            scaled_deviation(scenario, round_).expand(*shape, -1),
+            (round_.number / scenario.rounds)[:, None].expand(*shape, 1),
+        ],
+        dim=-1,
+    )
+    return Backdrop(observation, state)
+
+
+def fill_observation(scenario: Scenario, blank: Tensor, progress: Progress) -> Tensor:
+    """Write the progress into one slot's backdrop, in place: [client, episode, width]."""
+    columns = part_columns(scenario)
+    if "remaining" in columns:
+        share = progress.remaining_bits * (1.0 / scenario.payload_bits)
+        blank[..., columns["remaining"]] = share.T[..., None]
+    if "finished" in columns:
+        blank[..., columns["finished"]] = progress.finished.to(blank.dtype)[None]
+    return blank
+
+
+def fill_state(scenario: Scenario, blank: Tensor, progress: Progress) -> Tensor:
+    """Write the progress into one slot's backdrop, in place: [episode, width]."""
+    start = scenario.clients * (1 + scenario.bands)
+    share = progress.remaining_bits * (1.0 / scenario.payload_bits)
+    blank[:, start : start + scenario.clients] = share
+    return blank
+
+
+def observe(scenario: Scenario, round_: Round, progress: Progress, slot: int) -> Tensor:
+    """Every agent's local observation (paper: eq. 26): [episode, client, width]."""
+    slots = torch.tensor([slot], device=scenario.device)
+    blank = make_backdrop(scenario, round_, slots).observation[0]
+    return fill_observation(scenario, blank, progress).transpose(0, 1)
+
+
+def global_state(scenario: Scenario, round_: Round, progress: Progress, slot: int) -> Tensor:
+    """What the mixer sees in training (paper: eq. 27): [episode, width]."""
+    slots = torch.tensor([slot], device=scenario.device)
+    blank = make_backdrop(scenario, round_, slots).state[0]
+    return fill_state(scenario, blank, progress)

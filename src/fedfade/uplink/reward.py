@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedfade.uplink.scenario import Scenario
-from fedfade.uplink.slot import Progress, Round, SlotResult
+from fedfade.uplink.slot import Progress, SlotResult
 
 
 def normalised_inner(inner: Tensor) -> Tensor:
@@ -39,17 +39,20 @@ def round_reward(scenario: Scenario, inner: Tensor, delivered: Tensor) -> Tensor
 
 
 def slot_reward(
-    scenario: Scenario, round_: Round, before: Progress, after: Progress, result: SlotResult
+    scenario: Scenario, normalised: Tensor, before: Progress, after: Progress, result: SlotResult
 ) -> Tensor:
     """Reward of one slot (paper: eq. 30 and 31): [episode].
 
-    Eq. 30's bracket over the clients finishing now is |sum over D and D-|^2 - |sum over D-|^2,
-    which is how it is computed here.
+    `normalised` is `normalised_inner(round_.inner)`, the same in all slots of a round. Eq. 30's
+    bracket over the clients finishing now is |sum over D and D-|^2 - |sum over D-|^2, with a
+    symmetric matrix G and 0/1 vectors a, b of those sets (a - b)' G (a + b).
     """
     weights = scenario.reward
-    convergence = round_reward(scenario, round_.inner, after.finished) - round_reward(
-        scenario, round_.inner, before.finished
-    )
+    done, done_before = after.finished, before.finished
+    now = (done ^ done_before).to(normalised.dtype)  # [episode, client]
+    both = done.to(normalised.dtype) + done_before.to(normalised.dtype)
+    bias = (torch.bmm(normalised, both[:, :, None])[:, :, 0] * now).sum(-1)
+    convergence = weights.delivered * now.sum(-1) - weights.deviation * bias
     # One payload through every sub-band in a round counts 1, so both parts are of order 1.
-    sent = result.rate_bps.sum(-1) * scenario.slot_s / (scenario.bands * scenario.payload_bits)
-    return weights.convergence * convergence + weights.rate * sent
+    scale = weights.rate * scenario.slot_s / (scenario.bands * scenario.payload_bits)
+    return weights.convergence * convergence + scale * result.rate_bps.sum(-1)

@@ -36,6 +36,18 @@ class Round(NamedTuple):
         return self.inner.diagonal(dim1=-2, dim2=-1)
 
 
+def decode_action(scenario: Scenario, choice: Tensor) -> Action:
+    """The action behind a number 0 ... actions-1: sub-band times levels plus power level.
+
+    >>> from fedfade.config import load_config
+    >>> from fedfade.uplink import scenario_from_config
+    >>> decode_action(scenario_from_config(load_config("paper"), 1.0), torch.tensor([0, 7, 15]))
+    Action(band=tensor([0, 1, 3]), level=tensor([0, 3, 3]))
+    """
+    band = torch.div(choice, scenario.levels, rounding_mode="floor")
+    return Action(band, choice - band * scenario.levels)
+
+
 class Progress(NamedTuple):
     """What changes from slot to slot."""
 
