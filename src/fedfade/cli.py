@@ -10,6 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fedfade import __version__
+from fedfade.commands.compare import compare
+from fedfade.commands.options import PresetArgument, SetOption
+from fedfade.commands.replay import replay
 from fedfade.config import load_config, preset_names, preset_summary, render_config
 from fedfade.errors import UserError
 
@@ -22,10 +25,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="override a field, e.g. --set radio.clusters=28 (repeatable)"),
-]
+app.command()(compare)
+app.command()(replay)
 
 
 @app.callback(invoke_without_command=True)
@@ -49,7 +50,7 @@ def presets() -> None:
 
 @app.command()
 def config(
-    preset: Annotated[str, typer.Argument(help="preset name or path of a .yaml file")],
+    preset: PresetArgument,
     overrides: SetOption = None,
 ) -> None:
     """Print the full resolved configuration, a comment for each field."""

@@ -11,6 +11,7 @@ class MaxIndividualRate:
 
     name = "max-individual-rate"
     scope: Scope = "local"
+    gradient_aware = False
 
     def begin(self, view: View) -> None:
         """Nothing to prepare."""

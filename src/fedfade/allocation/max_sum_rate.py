@@ -197,6 +197,7 @@ class MaxSumRate:
 
     name = "max-sum-rate"
     scope: Scope = "central"
+    gradient_aware = False
 
     def begin(self, view: View) -> None:
         """Nothing to prepare."""

@@ -7,12 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedfade.allocation.policy import Policy, View, check_action
+from fedfade.allocation.policy import Policy, View, check_action, gradient_aware
 from fedfade.randomness import fold
 from fedfade.uplink import (
     Progress,
     Round,
     Scenario,
+    normalised_inner,
     observe,
     play_slot,
     slot_gain,
@@ -45,6 +46,7 @@ def make_view(
     policy: Policy, scenario: Scenario, round_: Round, progress: Progress, slot: int, keys: Tensor
 ) -> View:
     """What this policy may see in this slot, and no more."""
+    aware = gradient_aware(policy)
     observation = None
     if getattr(policy, "observes", False):
         observation = observe(scenario, round_, progress, slot)
@@ -54,11 +56,11 @@ def make_view(
         snr=round_.alpha * (scenario.full_power_w / scenario.noise_w),
         fading=round_.fading[:, slot],
         remaining_bits=progress.remaining_bits,
-        deviation=round_.deviation,
+        deviation=round_.deviation if aware else None,
         round_index=round_.number,
         observation=observation,
         finished=None if policy.scope == "local" else progress.finished,
-        inner=round_.inner if policy.scope == "central" else None,
+        inner=round_.inner if aware and policy.scope == "central" else None,
         keys=fold(keys, slot),
     )
 
@@ -74,12 +76,13 @@ def play_round(
     finish_slot = torch.full_like(progress.remaining_bits, scenario.slots)
     rate_sum = torch.zeros(episodes, device=scenario.device)
     reward = torch.zeros(episodes, device=scenario.device)
+    normalised = normalised_inner(round_.inner)
     frames = []
     for slot in range(scenario.slots):
         view = make_view(policy, scenario, round_, progress, slot, keys)
         action = check_action(policy.name, policy.act(view, memory), scenario, episodes)
         after, result = play_slot(scenario, progress, slot_gain(round_, slot), action)
-        reward += slot_reward(scenario, round_, progress, after, result)
+        reward += slot_reward(scenario, normalised, progress, after, result)
         rate_sum += result.rate_bps.sum(-1)
         finish_slot = torch.where(result.finished_now, slot + 1.0, finish_slot)
         if record:

@@ -33,7 +33,7 @@ class View:
     snr: Tensor  # [episode, client] mean SNR at full power (linear), known to all
     fading: Tensor  # [episode, client, band] small-scale gain, unit mean
     remaining_bits: Tensor  # [episode, client]
-    deviation: Tensor  # [episode, client] squared gradient deviation
+    deviation: Tensor | None  # [episode, client] squared gradient deviation; gradient-aware only
     round_index: Tensor  # [episode] federated round
     observation: Tensor | None  # [episode, client, width] for policies that set `observes`
     finished: Tensor | None  # [episode, client] bool; None for scope local
@@ -57,7 +57,11 @@ class View:
 
 
 class Policy(Protocol):
-    """What `fedfade compare` needs of a policy."""
+    """What `fedfade compare` needs of a policy.
+
+    Two optional attributes: `gradient_aware = False` promises not to look at gradients, so that
+    many rounds can be played in one batch; `observes = True` asks for `view.observation`.
+    """
 
     name: str
     scope: Scope
@@ -67,6 +71,11 @@ class Policy(Protocol):
 
     def act(self, view: View, memory: Any) -> Action:
         """Choose sub-band and power level of every client for this slot."""
+
+
+def gradient_aware(policy: Policy) -> bool:
+    """Whether the policy looks at gradients; if not, its rounds need not wait for the learning."""
+    return bool(getattr(policy, "gradient_aware", True))
 
 
 def full_power(view: View, band: Tensor) -> Action:

@@ -12,6 +12,7 @@ class RandomBand:
 
     name = "random"
     scope: Scope = "local"
+    gradient_aware = False
 
     def begin(self, view: View) -> None:
         """Nothing to prepare."""

@@ -44,6 +44,11 @@ def shortest_first(slots: Tensor) -> Tensor:
     return slots.argsort(dim=-1, stable=True)
 
 
+MARGIN = 1.1
+"""A client may start if its expected end is at most this many rounds away. The estimate takes
+Rayleigh fading; a sub-band's average fades less, so that clients tend to finish earlier."""
+
+
 @dataclass
 class Timetable:
     """Who sends where and from when, fixed at the start of a round."""
@@ -62,8 +67,8 @@ def block_fading_timetable(view: View) -> Timetable:
         client = order[:, place, None]
         earliest, where = free.min(dim=-1, keepdim=True)
         end = earliest + slots.gather(1, client)
-        # Who is not expected to make the deadline would only disturb the one before.
-        useful = (end <= view.scenario.slots) | (earliest == 0)
+        # Who cannot make the deadline would only disturb the one before.
+        useful = (end <= MARGIN * view.scenario.slots) | (earliest == 0)
         band.scatter_(1, client, where)
         start.scatter_(1, client, torch.where(useful, earliest, torch.inf))
         free.scatter_(1, where, torch.where(useful, end, earliest))
@@ -79,6 +84,7 @@ class BlockFadingSchedule:
 
     name = "block-fading-schedule"
     scope: Scope = "local"
+    gradient_aware = False
 
     def begin(self, view: View) -> Timetable:
         """The timetable of the round."""
@@ -106,6 +112,7 @@ class FinishFeedbackSchedule:
 
     name = "block-fading-schedule-feedback"
     scope: Scope = "feedback"
+    gradient_aware = False
 
     def begin(self, view: View) -> Queue:
         """Everybody waits in order of expected time."""
@@ -133,6 +140,7 @@ class ShortestRemainingFirst:
 
     name = "shortest-remaining-first"
     scope: Scope = "central"
+    gradient_aware = False
 
     def begin(self, view: View) -> None:
         """Nothing to prepare."""

@@ -1,0 +1,75 @@
+"""`fedfade compare`: which allocation policy gives the best model?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedfade.commands.options import PresetArgument, SetOption, stopping_cleanly, time_left
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fedfade.experiments import Row
+
+
+def compare(
+    preset: PresetArgument,
+    policies: Annotated[
+        str | None, typer.Option(help="comma-separated policies; names or module:factory")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="independent repetitions")] = None,
+    rounds: Annotated[int | None, typer.Option(help="federated rounds")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="run folder; runs/compare-PRESET if not given")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
+    overrides: SetOption = None,
+) -> None:
+    """Run every policy on the same channel and data; write a report with pictures."""
+    from fedfade.config import load_config
+    from fedfade.experiments import Comparison, RunFolder, pick_device, read_rows, write_report
+
+    changes = list(overrides or ())
+    if policies is not None:
+        names = [name.strip() for name in policies.split(",") if name.strip()]
+        changes.append(f"allocation.policies=[{', '.join(map(repr, names))}]")
+    for field, value in (("seeds", seeds), ("rounds", rounds), ("device", device)):
+        if value is not None:
+            changes.append(f"run.{field}={value}")
+    config = load_config(preset, changes)
+    chosen = pick_device(config.run.device)
+    folder = RunFolder(out or Path("runs") / f"compare-{Path(preset).stem}", config, chosen)
+    console = Console(stderr=True)
+    with folder.open():
+        if folder.finished:
+            console.print(f"already finished: {folder.path}", highlight=False)
+            rows = read_rows(folder.metrics)
+        else:
+            comparison = Comparison(config, chosen)
+            with (
+                stopping_cleanly(f"the same command continues in {folder.path}"),
+                time_left("rounds", config.run.rounds) as progress,
+            ):
+                rows = comparison.run(folder, progress)
+            folder.finish()
+        report = write_report(folder.path, config, folder.record, rows)
+    _print_summary(rows, config.learning.clients)
+    typer.echo(f"report: {report}")
+
+
+def _print_summary(rows: Sequence[Row], clients: int) -> None:
+    from fedfade.experiments.report import HEADINGS, genie_line, summaries, table_cells, verdict
+
+    table = Table(box=None, header_style="bold")
+    for place, heading in enumerate(HEADINGS):
+        table.add_column(heading, justify="left" if place == 0 else "right", no_wrap=True)
+    for line in summaries(rows):
+        table.add_row(*table_cells(line))
+    console = Console()
+    console.print(table)
+    console.print(verdict(rows, clients), genie_line(rows) or "", highlight=False, markup=False)

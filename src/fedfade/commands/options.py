@@ -1,0 +1,68 @@
+"""What commands share: options, progress with time left, stopping cleanly."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+PresetArgument = Annotated[str, typer.Argument(help="preset name or path of a .yaml file")]
+
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="override a field, e.g. --set radio.clusters=28 (repeatable)"),
+]
+
+
+@contextmanager
+def time_left(unit: str, total: int) -> Iterator[Callable[[int, str], None]]:
+    """A progress bar on standard error; yields a function of (done, what is being done)."""
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.fields[doing]:<15}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
+    with bar:
+        task = bar.add_task(unit, total=total, doing="starting")
+
+        def tell(done: int, doing: str) -> None:
+            bar.update(task, completed=done, doing=doing)
+
+        yield tell
+
+
+@contextmanager
+def stopping_cleanly(advice: str) -> Iterator[None]:
+    """Turn SIGINT and SIGTERM into a clean stop with one sentence and exit code 130."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except KeyboardInterrupt:
+        Console(stderr=True).print(f"stopped; {advice}.", highlight=False)
+        raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,23 @@
+"""`fedfade replay`: a picture of one round of a finished comparison, slot by slot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def replay(
+    folder: Annotated[Path, typer.Argument(help="run folder of fedfade compare")],
+    policy: Annotated[str, typer.Option(help="policy to show")],
+    seed: Annotated[int, typer.Option(help="seed of the run")] = 0,
+    round_number: Annotated[int, typer.Option("--round", help="round, counted from 0")] = 0,
+    out: Annotated[Path, typer.Option(help="picture to write")] = Path("round.png"),
+) -> None:
+    """Draw who was on which sub-band at which power, and whose bits ran out in time."""
+    from fedfade.experiments.figures import save
+    from fedfade.experiments.replay import replay_figure
+
+    save(replay_figure(folder, policy, seed, round_number), out)
+    typer.echo(f"picture: {out}")

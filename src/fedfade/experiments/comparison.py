@@ -1,0 +1,357 @@
+"""Which allocation policy gives the best model? One round after another, every policy.
+
+Runs are seeds x policies. Runs of one seed share everything but the policy: the walk of the
+clients, the fading, the partition, the first weights and the mini-batches. What differs in the
+end is what the policy did.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedfade.allocation import (
+    GENIE,
+    PERFECT,
+    Outcome,
+    Policy,
+    genie_bound,
+    gradient_aware,
+    load_policy,
+    play_round,
+)
+from fedfade.config import Config
+from fedfade.errors import UserError
+from fedfade.experiments.metrics import Row, jain, read_rows, write_rows
+from fedfade.experiments.run_folder import RunFolder
+from fedfade.learning import Federation, ServerState, Updates, gram, load_data
+from fedfade.radio import Cell, Channel, db_to_linear
+from fedfade.randomness import streams
+from fedfade.storage import write_npz
+from fedfade.uplink import Round, round_reward, scenario_from_config
+
+_AHEAD_BYTES = 64 * 2**20
+"""Fading held at a time for policies whose rounds can be played ahead of the learning."""
+
+CHECKPOINT_S = 20.0
+"""Seconds between checkpoints."""
+
+Progress = Callable[[int, str], None]
+"""Told the rounds done and what is being done."""
+
+
+def pick_device(wanted: str) -> torch.device:
+    """The device a config asks for."""
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise UserError("run.device = 'cuda' is not allowed: there is no CUDA device here.")
+    cuda = wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available())
+    return torch.device("cuda" if cuda else "cpu")
+
+
+class Uplink:
+    """The radio side of a comparison: rounds as upload problems, the same for all policies."""
+
+    def __init__(self, config: Config, payload_bits: float, device: torch.device) -> None:
+        self.config = config
+        self.seeds = [config.run.seed + i for i in range(config.run.seeds)]
+        self.scenario = scenario_from_config(config, payload_bits, device)
+        clients = config.learning.clients
+        self._channel = Channel(config.radio, config.cell, clients, device)
+        cell = Cell(config.cell, config.radio, clients)
+        self._trajectory = cell.trajectory(self.seeds, config.run.rounds, device=device)
+        self._blank = torch.zeros(len(self.seeds), clients, clients, device=device)
+
+    def round(self, number: int, inner: Tensor | None = None) -> Round:
+        """The upload problem of a round, one episode per seed."""
+        fading = self._channel.small_scale_gain(self.seeds, number, [0], self._trajectory)[:, 0]
+        return Round(
+            alpha=db_to_linear(self._trajectory.at(number).gain_db),
+            fading=fading,
+            inner=self._blank if inner is None else inner,
+            number=torch.full((len(self.seeds),), float(number), device=fading.device),
+        )
+
+    def keys(self, policy: str, number: int) -> Tensor:
+        """Keys of a policy's own random numbers: [seed]."""
+        return streams(self.seeds, f"policy {policy}", number, device=self.scenario.device)
+
+    def rounds_at_a_time(self) -> int:
+        """How many rounds of fading fit the memory set aside."""
+        scenario = self.scenario
+        gains = len(self.seeds) * scenario.slots * scenario.clients * scenario.bands
+        return max(1, _AHEAD_BYTES // (4 * gains))
+
+    def play(self, policy: Policy, number: int, inner: Tensor, record: bool = False) -> Outcome:
+        """One round under a policy."""
+        keys = self.keys(policy.name, number)
+        return play_round(policy, self.scenario, self.round(number, inner), keys, record)
+
+
+class UploadsAhead:
+    """Outcomes of policies that do not look at gradients, many rounds in one batch."""
+
+    def __init__(self, uplink: Uplink, policies: Sequence[Policy], with_genie: bool) -> None:
+        self._uplink = uplink
+        self._policies = policies
+        self._with_genie = with_genie
+        self._outcomes: dict[tuple[str, int], Outcome] = {}
+        self._genie: dict[int, Tensor] = {}
+
+    def outcome(self, policy: str, number: int) -> Outcome:
+        """What the policy achieved in this round, one episode per seed."""
+        if (policy, number) not in self._outcomes:
+            self._play_from(number)
+        return self._outcomes[policy, number]
+
+    def genie(self, number: int) -> Tensor:
+        """The genie's bound: [seed]."""
+        if number not in self._genie:
+            self._play_from(number)
+        return self._genie[number]
+
+    def _play_from(self, first: int) -> None:
+        uplink, seeds = self._uplink, len(self._uplink.seeds)
+        last = min(first + uplink.rounds_at_a_time(), uplink.config.run.rounds)
+        numbers = range(first, last)
+        rounds = [uplink.round(number) for number in numbers]
+        batch = Round(*(torch.cat(part) for part in zip(*rounds, strict=True)))
+        self._outcomes, self._genie = {}, {}
+        for policy in self._policies:
+            keys = torch.cat([uplink.keys(policy.name, number) for number in numbers])
+            whole = play_round(policy, uplink.scenario, batch, keys)
+            for place, number in enumerate(numbers):
+                rows = slice(place * seeds, (place + 1) * seeds)
+                parts = [None if part is None else part[rows] for part in whole]
+                self._outcomes[policy.name, number] = Outcome(*parts)  # type: ignore[arg-type]
+        if self._with_genie:
+            bound = genie_bound(uplink.scenario, batch)
+            self._genie = dict(zip(numbers, torch.split(bound, seeds), strict=True))
+
+
+@dataclass
+class _Runs:
+    """The order of runs: all policies of the first seed, then of the second, ..."""
+
+    seeds: list[int]
+    policies: list[str]
+
+    @property
+    def seed_of_run(self) -> list[int]:
+        return [seed for seed in self.seeds for _ in self.policies]
+
+    def of_policy(self, policy: str) -> slice:
+        """Rows of a policy, one per seed."""
+        return slice(self.policies.index(policy), None, len(self.policies))
+
+
+class Comparison:
+    """`fedfade compare`: all policies on the same channel and the same mini-batches."""
+
+    def __init__(
+        self, config: Config, device: torch.device, extra_policies: Sequence[Policy] = ()
+    ) -> None:
+        self.config = config
+        self.device = device
+        names = [*config.allocation.policies, *(policy.name for policy in extra_policies)]
+        self.policies: dict[str, Policy] = {policy.name: policy for policy in extra_policies}
+        for name in config.allocation.policies:
+            if name not in (PERFECT, GENIE):
+                policy = load_policy(name)
+                # A plug-in goes by what the user typed, so that a run folder names it.
+                policy.name = name
+                self.policies[name] = policy
+        learned = [name for name in names if name != GENIE]
+        if not learned:
+            raise UserError("allocation.policies = ['genie'] is not allowed: it needs a policy.")
+        self.with_genie = GENIE in names
+        self.federation = Federation(config.learning, load_data(config.learning), device=device)
+        self.uplink = Uplink(config, self.federation.payload_bits, device)
+        self.runs = _Runs(self.uplink.seeds, learned)
+        blind = [p for p in self.policies.values() if not gradient_aware(p)]
+        self._ahead = UploadsAhead(self.uplink, blind, self.with_genie)
+
+    def run(self, folder: RunFolder, progress: Progress) -> list[Row]:
+        """All rounds, from wherever the folder's checkpoint left off."""
+        rounds = self.config.run.rounds
+        rows, state, uploads, grams, first = self._resume(folder)
+        saved = time.monotonic()
+        number = first
+        try:
+            for number in range(first, rounds):
+                progress(number, "local training")
+                updates = self.federation.train(state, self.runs.seed_of_run, number)
+                inner, _ = gram(updates, state.previous)
+                progress(number, "uploads")
+                outcomes = self._uploads(number, inner)
+                delivered = self._delivered(outcomes, updates)
+                after = self.federation.average(state, updates, delivered)
+                progress(number, "evaluation")
+                accuracy, loss = self._evaluate(after, number)
+                uploads = uploads + delivered.cpu()
+                rows += self._rows(number, outcomes, delivered, updates, accuracy, loss, uploads)
+                grams = [*grams, inner.cpu()]
+                state = after
+                if time.monotonic() - saved > CHECKPOINT_S:
+                    self._save(folder, number + 1, rows, state, uploads, grams)
+                    saved = time.monotonic()
+        except KeyboardInterrupt:
+            self._save(folder, len(grams), rows, state, uploads, grams)
+            raise
+        write_rows(folder.metrics, rows)
+        self._write_gradients(folder.path, grams)
+        progress(rounds, "done")
+        return rows
+
+    # --- one round -----------------------------------------------------------------------------
+
+    def _uploads(self, number: int, inner: Tensor) -> dict[str, Outcome]:
+        """Play the round under every policy that sends."""
+        outcomes = {}
+        for name, policy in self.policies.items():
+            own = inner[self.runs.of_policy(name)]
+            if gradient_aware(policy):
+                outcomes[name] = self.uplink.play(policy, number, own)
+            else:
+                outcomes[name] = self._with_gradients(self._ahead.outcome(name, number), own)
+        return outcomes
+
+    def _with_gradients(self, outcome: Outcome, inner: Tensor) -> Outcome:
+        """Add the part of the reward that was unknown when the round was played ahead."""
+        scenario = self.uplink.scenario
+        known = round_reward(scenario, torch.zeros_like(inner), outcome.delivered)
+        missing = round_reward(scenario, inner, outcome.delivered) - known
+        return outcome._replace(reward=outcome.reward + scenario.reward.convergence * missing)
+
+    def _delivered(self, outcomes: dict[str, Outcome], updates: Updates) -> Tensor:
+        """Who is averaged: delivered and finite, [run, client]."""
+        delivered = torch.ones_like(updates.finite)
+        for name, outcome in outcomes.items():
+            delivered[self.runs.of_policy(name)] = outcome.delivered
+        return delivered & updates.finite
+
+    def _evaluate(self, state: ServerState, number: int) -> tuple[Tensor, Tensor]:
+        """Test accuracy and loss, NaN in rounds that are not evaluated: [run]."""
+        every, last = self.config.run.evaluate_every, self.config.run.rounds - 1
+        if (number + 1) % every and number != last:
+            blank = torch.full((len(state.parameters),), math.nan)
+            return blank, blank
+        return self.federation.evaluate(state)
+
+    def _rows(
+        self,
+        number: int,
+        outcomes: dict[str, Outcome],
+        delivered: Tensor,
+        updates: Updates,
+        accuracy: Tensor,
+        loss: Tensor,
+        uploads: Tensor,
+    ) -> list[Row]:
+        bias = gradient_bias(updates, delivered).cpu()
+        train_loss = updates.loss.nanmean(-1).cpu()
+        payload = self.uplink.scenario.payload_bits
+        rows = []
+        for run, seed in enumerate(self.runs.seed_of_run):
+            name = self.runs.policies[run % len(self.runs.policies)]
+            place = run // len(self.runs.policies)
+            members = delivered[run].nonzero().flatten().tolist()
+            outcome = outcomes.get(name)
+            bits = payload * len(members) if outcome is None else float(outcome.bits[place].sum())
+            nan = math.nan
+            rows.append(
+                Row(
+                    seed=seed,
+                    policy=name,
+                    round=number,
+                    accuracy=float(accuracy[run]),
+                    loss=float(loss[run]),
+                    train_loss=float(train_loss[run]),
+                    delivered=float(len(members)),
+                    delivered_clients=" ".join(map(str, members)),
+                    bits_sent=bits,
+                    bits_wasted=max(0.0, bits - payload * len(members)),
+                    sum_rate_bps=nan if outcome is None else float(outcome.sum_rate_bps[place]),
+                    gradient_bias=float(bias[run]),
+                    fairness=jain(uploads[run].numpy().astype(float)),
+                    reward=nan if outcome is None else float(outcome.reward[place]),
+                    not_finite=int((~updates.finite[run]).sum()),
+                )
+            )
+        return rows + (self._genie_rows(number) if self.with_genie else [])
+
+    def _genie_rows(self, number: int) -> list[Row]:
+        blank = dict.fromkeys(Row._fields, math.nan)
+        return [
+            Row(
+                **blank  # type: ignore[arg-type]
+                | {"seed": seed, "policy": GENIE, "round": number, "delivered": float(bound)}
+                | {"delivered_clients": "", "not_finite": 0}
+            )
+            for seed, bound in zip(self.runs.seeds, self._ahead.genie(number), strict=True)
+        ]
+
+    # --- stopping and going on ------------------------------------------------------------------
+
+    def _save(
+        self,
+        folder: RunFolder,
+        rounds_done: int,
+        rows: list[Row],
+        state: ServerState,
+        uploads: Tensor,
+        grams: list[Tensor],
+    ) -> None:
+        # Metrics first: rows of rounds the checkpoint does not know are dropped on resuming.
+        write_rows(folder.metrics, rows)
+        tensors = {field.name: getattr(state, field.name) for field in fields(state)}
+        tensors |= {"uploads": uploads}
+        if grams:
+            tensors |= {"grams": torch.stack(grams)}
+        folder.save_checkpoint(rounds_done, tensors)
+
+    def _resume(
+        self, folder: RunFolder
+    ) -> tuple[list[Row], ServerState, Tensor, list[Tensor], int]:
+        stored = folder.load_checkpoint()
+        runs, clients = len(self.runs.seed_of_run), self.config.learning.clients
+        if stored is None:
+            state = self.federation.start(self.runs.seed_of_run)
+            return [], state, torch.zeros(runs, clients, dtype=torch.int64), [], 0
+        first, tensors = stored
+        rows = [row for row in read_rows(folder.metrics) if row.round < first]
+        state = ServerState(
+            **{field.name: tensors[field.name].to(self.device) for field in fields(ServerState)}
+        )
+        grams = list(tensors["grams"]) if "grams" in tensors else []
+        return rows, state, tensors["uploads"], grams, first
+
+    def _write_gradients(self, folder: Path, grams: list[Tensor]) -> None:
+        """The Gram matrices of the run: `replay` and quick training read them."""
+        write_npz(
+            folder / "gradients.npz",
+            {
+                "inner": torch.stack(grams, dim=1).numpy(),  # [run, round, client, client]
+                "seed": np.array(self.runs.seed_of_run),
+                "policy": np.array(self.runs.policies * len(self.runs.seeds)),
+                "payload_bits": np.array(self.uplink.scenario.payload_bits),
+            },
+        )
+
+
+def gradient_bias(updates: Updates, delivered: Tensor) -> Tensor:
+    """|mean of all g_n - mean of the delivered g_n|^2, eq. (25)'s second term: [run].
+
+    Nobody delivered means an aggregate of zero, so the bias is the whole mean's squared norm.
+    """
+    count = delivered.sum(-1, keepdim=True).clamp(min=1)
+    finite = updates.finite
+    share = finite / finite.sum(-1, keepdim=True).clamp(min=1) - delivered / count
+    sent = torch.where(finite[..., None], updates.parameters, 0.0)
+    return torch.einsum("rn,rnd->rd", share, sent).square().sum(-1)

@@ -1,0 +1,51 @@
+"""Play one round of a finished comparison again and draw it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedfade.allocation import GENIE, PERFECT, load_policy
+from fedfade.errors import UserError, not_allowed
+from fedfade.experiments.comparison import Uplink
+from fedfade.experiments.figures import round_figure
+from fedfade.experiments.run_folder import open_finished
+from fedfade.storage import read_npz
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def replay_figure(folder: Path, policy_name: str, seed: int, number: int) -> Figure:
+    """The same channel, gradients and policy as in the run, so the same round."""
+    config, record = open_finished(folder)
+    if record.get("finished") is None:
+        raise UserError(f"{str(folder)!r} is not finished: run the same fedfade compare again.")
+    stored = read_npz(folder / "gradients.npz")
+    names = [str(name) for name in stored["policy"]]
+    sending = [name for name in dict.fromkeys(names) if name != PERFECT]
+    if policy_name not in sending:
+        why = f"one of {', '.join(sending)}"
+        if policy_name in (PERFECT, GENIE):
+            why += " (this one is a bound and sends nothing)"
+        raise not_allowed("--policy", policy_name, why)
+    seeds = sorted({int(s) for s in stored["seed"]})
+    if seed not in seeds:
+        raise not_allowed("--seed", seed, f"one of {', '.join(map(str, seeds))}")
+    if not 0 <= number < config.run.rounds:
+        raise not_allowed("--round", number, f"between 0 and {config.run.rounds - 1}")
+    rows = [i for i, name in enumerate(names) if name == policy_name]
+    inner = torch.from_numpy(stored["inner"][rows, number])  # [seed, client, client]
+    policy = load_policy(policy_name)
+    policy.name = policy_name
+    uplink = Uplink(config, float(stored["payload_bits"]), torch.device("cpu"))
+    outcome = uplink.play(policy, number, inner, record=True)
+    assert outcome.history is not None
+    episode = seeds.index(seed)
+    scenario = uplink.scenario
+    alpha = uplink.round(number).alpha[episode]
+    snr_db = 10 * torch.log10(alpha * (scenario.full_power_w / scenario.noise_w))
+    title = f"{policy_name}, seed {seed}, round {number}"
+    return round_figure(outcome.history, episode, scenario, title, snr_db.tolist())

@@ -1,0 +1,186 @@
+"""One self-contained page a person can read: figures inside, nothing loaded from outside."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from fedfade.allocation import GENIE, PERFECT
+from fedfade.config import Config
+from fedfade.experiments import figures
+from fedfade.experiments.metrics import Row, Summary, policies_of, summarise
+from fedfade.storage import write_text
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto;
+       padding: 0 1rem; color: #222; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
+table { border-collapse: collapse; width: 100%; font-size: .92rem; }
+th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid #ddd; }
+th:first-child, td:first-child { text-align: left; }
+img { max-width: 100%; } pre { background: #f5f5f5; padding: .8rem; overflow-x: auto; }
+.best { font-weight: 600; } .quiet { color: #666; }
+"""
+
+SCOPE_NOTE = {
+    PERFECT: "bound: every upload succeeds",
+    GENIE: "bound on uploads",
+}
+
+
+def summaries(rows: Sequence[Row]) -> list[Summary]:
+    """One line per policy; the genie has uploads only and is not among them."""
+    return [summarise(rows, policy) for policy in policies_of(rows) if policy != GENIE]
+
+
+def best_sending(table: Sequence[Summary]) -> Summary | None:
+    """The best policy that really sends (perfect upload is a bound)."""
+    sending = [line for line in table if line.policy != PERFECT]
+    return max(sending, key=lambda line: line.accuracy[0]) if sending else None
+
+
+def verdict(rows: Sequence[Row], clients: int) -> str:
+    """Who wins, and why, in a few sentences made of the numbers below."""
+    table = summaries(rows)
+    best = best_sending(table)
+    if best is None:
+        return "Only the bound was run."
+    middle, low, high = best.accuracy
+    text = (
+        f"{best.policy} wins with a final accuracy of {middle:.1%} ({low:.1%} to {high:.1%} over "
+        f"seeds): it gets {best.uploads:.1f} of {clients} uploads through in a round"
+    )
+    text += f" and wastes {best.wasted:.0%} of the bits it receives. " if best.wasted >= 0 else ". "
+    perfect = next((line for line in table if line.policy == PERFECT), None)
+    if perfect:
+        gap = 100 * (perfect.accuracy[0] - middle)
+        text += f"Perfect upload reaches {perfect.accuracy[0]:.1%}, {gap:.1f} points more. "
+    starving = [s.policy for s in table if s.policy != PERFECT and s.uploads < 0.5]
+    if starving:
+        verb = "spreads" if len(starving) == 1 else "spread"
+        text += (
+            f"{', '.join(starving)} {verb} the slots so thinly that fewer than one upload in two "
+            "rounds is completed."
+        )
+    return text.strip()
+
+
+def table_cells(line: Summary) -> list[str]:
+    """The summary line as text, for the terminal and the page alike."""
+    middle, low, high = line.accuracy
+    return [
+        line.policy,
+        f"{100 * middle:.1f}",
+        f"{100 * low:.1f}-{100 * high:.1f}",
+        f"{line.uploads:.2f}",
+        f"{100 * line.empty_rounds:.0f}",
+        _percent(line.wasted),
+        "-" if math.isnan(line.fairness) else f"{line.fairness:.2f}",
+        "-" if math.isnan(line.sum_rate_bps) else f"{line.sum_rate_bps / 1e6:.1f}",
+    ]
+
+
+HEADINGS = [
+    "policy",
+    "accuracy %",
+    "10-90 %",
+    "uploads",
+    "empty %",
+    "wasted %",
+    "fairness",
+    "Mbit/s",
+]
+
+
+def _percent(value: float) -> str:
+    return "-" if math.isnan(value) else f"{100 * value:.0f}"
+
+
+def genie_line(rows: Sequence[Row]) -> str | None:
+    """The genie's bound as a sentence, when it was computed."""
+    bounds = [row.delivered for row in rows if row.policy == GENIE]
+    if not bounds:
+        return None
+    mean = sum(bounds) / len(bounds)
+    return f"No policy, however clairvoyant, could deliver more than {mean:.2f} uploads a round."
+
+
+def write_report(
+    folder: Path, config: Config, record: Mapping[str, Any], rows: Sequence[Row]
+) -> Path:
+    """Draw all figures and write `report.html`; returns its path."""
+    clients = config.learning.clients
+    pictures = {
+        "accuracy": figures.accuracy_figure(rows),
+        "uploads": figures.uploads_figure(rows, clients),
+        "served": figures.served_figure(rows, clients),
+        "waste": figures.waste_figure(rows),
+    }
+    images = {}
+    for name, figure in pictures.items():
+        path = folder / "figures" / f"{name}.png"
+        figures.save(figure, path)
+        images[name] = base64.b64encode(path.read_bytes()).decode("ascii")
+    path = folder / "report.html"
+    write_text(path, _page(config, record, rows, images, (folder / "config.yaml").read_text()))
+    return path
+
+
+def _page(
+    config: Config,
+    record: Mapping[str, Any],
+    rows: Sequence[Row],
+    images: Mapping[str, str],
+    config_text: str,
+) -> str:
+    table = summaries(rows)
+    best = best_sending(table)
+    lines = []
+    for line in table:
+        mark = ' class="best"' if best and line.policy == best.policy else ""
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in table_cells(line))
+        lines.append(f"<tr{mark}>{cells}</tr>")
+    learning, radio, run = config.learning, config.radio, config.run
+    setting = (
+        f"{learning.clients} clients, {radio.subbands} sub-bands, {radio.slots} slots a round, "
+        f"{run.rounds} rounds, {run.seeds} seeds, data {learning.data}, placement "
+        f"{config.cell.placement}, fading {radio.source} with {radio.clusters} clusters"
+    )
+    made = (
+        f"fedfade {record.get('fedfade')}, commit {record.get('commit') or 'unknown'}, "
+        f"torch {record.get('torch')}, {record.get('device')}, started {record.get('started')}"
+    )
+
+    def picture(name: str, text: str) -> str:
+        return f'<p><img alt="{escape(text)}" src="data:image/png;base64,{images[name]}"></p>'
+
+    head = "".join(f"<th>{escape(word)}</th>" for word in HEADINGS)
+    left_out = sum(row.not_finite for row in rows)
+    bad = f"<p>{left_out} updates were not finite and were left out.</p>" if left_out else ""
+    genie = genie_line(rows)
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>fedfade: who should send where?</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>{_STYLE}</style></head><body>
+<h1>Who should send where?</h1>
+<p class="quiet">{escape(setting)}</p>
+<p>{escape(verdict(rows, learning.clients))}</p>
+<table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table>
+<p class="quiet">Final test accuracy: median over seeds and 10-90 % range. Uploads: clients that
+delivered in a round, mean. Empty: rounds in which nobody delivered and the model stayed. Wasted:
+bits of uploads that were not finished in time. Fairness: Jain's index of uploads per client,
+1 = all equal. Mbit/s: sum rate, mean over slots. {escape(genie or "")}</p>{bad}
+<h2>Accuracy</h2>{picture("accuracy", "test accuracy against rounds")}
+<h2>Uploads per round</h2>{picture("uploads", "uploads per round")}
+<h2>Who is served</h2>{picture("served", "share of rounds each client delivered")}
+<h2>Where the bits go</h2>{picture("waste", "bits delivered and wasted")}
+<h2>How this was made</h2>
+<pre>{escape(str(record.get("command")))}</pre>
+<p class="quiet">{escape(made)}</p>
+<details><summary>Full configuration</summary><pre>{escape(config_text)}</pre></details>
+</body></html>
+"""
