@@ -101,7 +101,7 @@ def normal(keys: Tensor, shape: Sequence[int]) -> Tensor:
     return pair[..., :count].reshape(*keys.shape, *shape)
 
 
-def integers(keys: Tensor, high: int, shape: Sequence[int]) -> Tensor:
+def integers(keys: Tensor, high: Tensor | int, shape: Sequence[int]) -> Tensor:
     """Whole numbers 0 ... high-1 as int64: [*keys.shape, *shape]."""
     # 31 random bits times high, then the upper part: bias below high / 2^31.
     return (_shift_right(bits(keys, shape), 33) * high) >> 31
