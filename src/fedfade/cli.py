@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedfade import __version__
+from fedfade.commands import bench, channel
 from fedfade.commands.compare import compare
 from fedfade.commands.options import PresetArgument, SetOption
 from fedfade.commands.replay import replay
@@ -25,6 +26,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+app.add_typer(bench.app, name="bench")
+app.add_typer(channel.app, name="channel")
 app.command()(compare)
 app.command()(replay)
 

@@ -48,7 +48,8 @@ class Channel:
         self.device = torch.device(device)
         subcarriers = radio.subcarriers if radio.subband_gain == "average" else 1
         offsets = frequency_offsets(radio.subbands, radio.bandwidth_hz, subcarriers)
-        self._offsets_hz = offsets.to(self.device)
+        self.frequencies_hz = offsets.to(self.device)
+        """About the carrier, what a sub-band's gain is the mean over: [band, subcarrier]."""
         self._traces: Tensor | None = None
         if radio.source == "traces":
             self._traces = load_traces(radio, self.device)
@@ -117,7 +118,7 @@ class Channel:
             speed_mps=radio.speed_mps,
             height_difference_m=self.cell.bs_height_m - self.cell.client_height_m,
         )
-        return gains(rays, self._offsets_hz, radio.slot_s, radio.slots)
+        return gains(rays, self.frequencies_hz, radio.slot_s, radio.slots)
 
 
 def _spread(value: Tensor, episodes: int) -> Tensor:

@@ -1,0 +1,41 @@
+"""`fedfade bench X`: how fast things are on this machine."""
+
+from __future__ import annotations
+
+import json as json_format
+from collections.abc import Mapping
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer(
+    help="Measure speed and memory on this machine.", no_args_is_help=True, rich_markup_mode=None
+)
+
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="end with one line holding one JSON object")
+]
+
+
+def report(figures: Mapping[str, object], json: bool) -> None:
+    """Print figures as a table; with `json`, also as one JSON object on the last line."""
+    table = Table("figure", "value", box=None)
+    for name, value in figures.items():
+        table.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
+    Console().print(table)
+    if json:
+        typer.echo(json_format.dumps(dict(figures), allow_nan=False))
+
+
+@app.command()
+def channel(
+    json: JsonOption = False,
+    repeats: Annotated[int, typer.Option(min=1, help="timed batches")] = 15,
+    clusters: Annotated[int, typer.Option(min=2, max=200, help="clusters")] = 21,
+) -> None:
+    """CPU time of a client-round of fading on one thread; beside Sionna where it is installed."""
+    from fedfade.bench.channel import measure
+
+    report(measure(repeats=repeats, clusters=clusters), json)

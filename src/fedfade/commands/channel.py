@@ -1,0 +1,145 @@
+"""`fedfade channel`: draw fading, look at it, bring in somebody else's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedfade.commands.options import SetOption
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fedfade.radio.recording import Recording
+
+app = typer.Typer(
+    help="Draw, look at and import channel gains.", no_args_is_help=True, rich_markup_mode=None
+)
+
+_RAYLEIGH = {"std": 5.57, 1: -19.98, 10: -9.77, 50: -1.59, 90: 3.62, 99: 6.63}
+
+
+@app.command()
+def sample(
+    out: Annotated[Path, typer.Option(help="the .npz to write")],
+    clusters: Annotated[int | None, typer.Option(help="clusters (radio.clusters)")] = None,
+    drops: Annotated[int, typer.Option(min=1, max=200_000, help="independent drops")] = 600,
+    seed: Annotated[int, typer.Option(min=0, help="seed")] = 0,
+    carrier_ghz: Annotated[float | None, typer.Option(help="carrier in GHz")] = None,
+    speed: Annotated[float | None, typer.Option(help="client speed in m/s")] = None,
+    subband_gain: Annotated[str | None, typer.Option(help="average or centre")] = None,
+    overrides: SetOption = None,
+) -> None:
+    """Draw independent drops of fading and write them as traces."""
+    from fedfade.config import load_config
+    from fedfade.radio.recording import sample as draw
+    from fedfade.storage import write_npz
+
+    changes = ["cell.placement=redraw", *(overrides or ())]
+    if carrier_ghz is not None:
+        changes.append(f"radio.carrier_hz={carrier_ghz * 1e9!r}")
+    for field, value in (
+        ("clusters", clusters),
+        ("speed_mps", speed),
+        ("subband_gain", subband_gain),
+    ):
+        if value is not None:
+            changes.append(f"radio.{field}={value}")
+    _check_output(out, ".npz")
+    config = load_config("paper", changes)
+    arrays = draw(config.radio, config.cell, drops, seed)
+    write_npz(out, arrays)
+    typer.echo(f"{drops} drops of {config.radio.slots} slots x {config.radio.subbands}: {out}")
+
+
+@app.command()
+def show(
+    files: Annotated[list[Path], typer.Argument(help="one .npz of gains, or two to compare")],
+    out: Annotated[Path, typer.Option(help="the picture to write (.png, .pdf or .svg)")],
+    subband_gain: Annotated[
+        str, typer.Option(help="where a file keeps both: centre or average")
+    ] = "centre",
+    drop: Annotated[int, typer.Option(min=0, help="drop shown over time")] = 0,
+) -> None:
+    """Picture and table of recorded gains; two files side by side."""
+    from fedfade.errors import not_allowed
+    from fedfade.radio.pictures import channel_figure
+    from fedfade.radio.recording import read_recording
+    from fedfade.storage import writing
+
+    if len(files) > 2:
+        raise not_allowed("FILES", len(files), "one file, or two to compare")
+    if subband_gain not in ("centre", "average"):
+        raise not_allowed("--subband-gain", subband_gain, "one of 'centre' or 'average'")
+    _check_output(out, ".png", ".pdf", ".svg")
+    recordings = [read_recording(file, subband_gain == "average") for file in files]
+    _print_table(recordings)
+    figure = channel_figure(recordings, drop)
+    with writing(out) as temporary:
+        figure.savefig(temporary, dpi=110)
+    typer.echo(f"picture: {out}")
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help=".mat or .npz with coefficients and delays")],
+    out: Annotated[Path | None, typer.Option(help="the .npz to write [FILE.traces.npz]")] = None,
+    subband_gain: Annotated[str | None, typer.Option(help="average or centre")] = None,
+    overrides: SetOption = None,
+) -> None:
+    """Turn impulse responses [drop, path, slot] into traces for `radio.source: traces`."""
+    from fedfade.config import load_config
+    from fedfade.radio.recording import convert
+    from fedfade.storage import write_npz
+
+    out = out or file.with_suffix(".traces.npz")
+    _check_output(out, ".npz")
+    changes = list(overrides or ())
+    if subband_gain is not None:
+        changes.append(f"radio.subband_gain={subband_gain}")
+    arrays = convert(file, load_config("paper", changes).radio)
+    write_npz(out, arrays)
+    drops, slots, bands = arrays["small_scale_gain"].shape
+    typer.echo(f"{drops} drops of {slots} slots x {bands}: {out}")
+
+
+def _check_output(out: Path, *suffixes: str) -> None:
+    """Refuse a wrong ending, or a place that cannot be written, before the work."""
+    from fedfade.errors import not_allowed
+    from fedfade.storage import make_folder
+
+    if out.suffix not in suffixes:
+        raise not_allowed("--out", str(out), f"a file ending in {' or '.join(suffixes)}")
+    make_folder(out.parent)
+
+
+def _print_table(recordings: Sequence[Recording]) -> None:
+    from fedfade.radio.statistics import gain_statistics
+
+    found = [gain_statistics(recording.gain) for recording in recordings]
+    table = Table(box=None, header_style="bold")
+    table.add_column("statistic", no_wrap=True)
+    for heading in (*(recording.name for recording in recordings), "Rayleigh"):
+        table.add_column(heading, justify="right", overflow="fold")
+    table.add_row("drops", *(str(len(recording.gain)) for recording in recordings), "")
+    table.add_row("mean power", *(f"{one.mean:.3f}" for one in found), "1.000")
+    table.add_row("std (dB)", *(f"{one.std_db:.2f}" for one in found), f"{_RAYLEIGH['std']:.2f}")
+    for percent in found[0].percentiles_db:
+        values = (f"{one.percentiles_db[percent]:.2f}" for one in found)
+        table.add_row(f"{percent} % below (dB)", *values, f"{_RAYLEIGH[percent]:.2f}")
+    for title, name in (
+        ("correlation, {} slots apart", "autocorrelation"),
+        ("correlation, {} sub-bands apart", "band_correlation"),
+    ):
+        keys = sorted({key for one in found for key in getattr(one, name)})
+        for key in keys:
+            values = (
+                f"{getattr(one, name)[key]:.3f}" if key in getattr(one, name) else ""
+                for one in found
+            )
+            table.add_row(title.format(key), *values, "")
+    Console().print(table)

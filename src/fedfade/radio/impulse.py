@@ -1,0 +1,180 @@
+"""Impulse responses from elsewhere (QuaDRiGa, Sionna, a channel sounder) as traces.
+
+A file holds `coefficients`, complex [drop, path, slot], and `delays` in seconds, [drop, path, slot]
+or [drop, path]. The names the tools themselves use are understood too (see `_NAMES`), antenna
+axes of length one are dropped, and a single drop may leave out its axis.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedfade.config import RadioConfig
+from fedfade.errors import UserError
+from fedfade.radio.response import frequency_offsets
+from fedfade.storage import read_npz
+
+MAX_BYTES = 4 * 2**30
+"""No array of an impulse-response file may be larger."""
+
+_NAMES = {
+    "coefficients": ("coefficients", "coeff", "coeffs", "h", "a"),
+    "delays": ("delays", "delay", "tau", "taus"),
+}
+
+
+@dataclass(frozen=True)
+class ImpulseResponses:
+    """Paths of every drop, in every slot."""
+
+    coefficients: np.ndarray
+    """Complex amplitude: [drop, path, slot]."""
+    delays_s: np.ndarray
+    """[drop, path, slot], or [drop, path, 1] where delays stay."""
+
+
+def read_impulse_responses(path: Path | str) -> ImpulseResponses:
+    """Read and check a `.mat` (up to version 7) or `.npz`."""
+    path = Path(path)
+    if path.suffix == ".mat":
+        arrays = _read_mat(path)
+    elif path.suffix == ".npz":
+        arrays = read_npz(path, tuple(n for names in _NAMES.values() for n in names), MAX_BYTES)
+    else:
+        raise UserError(f"{str(path)!r} is neither a .mat nor a .npz file.")
+    coefficients = _drop_path_slot(_pick(arrays, "coefficients", path), "coefficients", path)
+    delays = _pick(arrays, "delays", path)
+    if delays.dtype.kind == "c":
+        raise UserError(f"'delays' in {str(path)!r} are complex; real seconds are needed.")
+    delays = _matching_delays(delays, coefficients.shape, path)
+    if not (np.all(np.isfinite(coefficients)) and np.all(np.isfinite(delays))):
+        raise UserError(f"{str(path)!r} holds NaN or infinity in its coefficients or delays.")
+    if np.any(delays < 0) or np.any(delays > 1e-3):
+        raise UserError(
+            f"'delays' in {str(path)!r} lie between {delays.min():g} and {delays.max():g}: seconds "
+            "between 0 and 0.001 are needed."
+        )
+    power = np.mean(np.abs(coefficients) ** 2, axis=(1, 2))
+    if not np.all(power > 0):
+        raise UserError(f"drop {int(np.argmin(power))} in {str(path)!r} has no power at all.")
+    return ImpulseResponses(coefficients.astype(np.complex64), delays.astype(np.float64))
+
+
+def sampled_gains(responses: ImpulseResponses, radio: RadioConfig) -> tuple[np.ndarray, np.ndarray]:
+    """Sub-band gains [drop, slot, band] of unit mean, and the mean power of each drop [drop]."""
+    subcarriers = radio.subcarriers if radio.subband_gain == "average" else 1
+    offsets = frequency_offsets(radio.subbands, radio.bandwidth_hz, subcarriers).numpy()
+    drops, _, slots = responses.coefficients.shape
+    gain = np.empty((drops, slots, radio.subbands), dtype=np.float32)
+    mean = np.empty(drops)
+    for drop in range(drops):  # one at a time: delays may differ in every slot
+        paths, delays = responses.coefficients[drop], responses.delays_s[drop]
+        mean[drop] = np.mean(np.abs(paths) ** 2, axis=1).sum()
+        for band, frequencies in enumerate(offsets):
+            gain[drop, :, band] = _mean_power(paths, delays, frequencies) / mean[drop]
+    return gain, mean
+
+
+def _mean_power(paths: np.ndarray, delays_s: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
+    """Mean over frequencies of |sum over paths|^2: [path, slot] -> [slot]."""
+    turned = paths * np.exp(-2j * np.pi * frequencies[0] * delays_s)
+    if len(frequencies) > 1:
+        step = np.exp(-2j * np.pi * (frequencies[1] - frequencies[0]) * delays_s)
+    total = np.zeros(paths.shape[1])
+    for i in range(len(frequencies)):
+        if i > 0:
+            turned = turned * step
+        total += np.abs(turned.sum(axis=0)) ** 2
+    return total / len(frequencies)
+
+
+def _pick(arrays: Mapping[str, np.ndarray], wanted: str, path: Path) -> np.ndarray:
+    for name in _NAMES[wanted]:
+        if name in arrays and arrays[name].dtype.kind in "fiuc":
+            return arrays[name]
+    found = ", ".join(sorted(arrays)) or "nothing of the kind"
+    raise UserError(
+        f"{str(path)!r} is no impulse response: it has no {wanted!r} (also read: "
+        f"{', '.join(_NAMES[wanted][1:])}) but {found[:200]}."
+    )
+
+
+def _drop_path_slot(array: np.ndarray, name: str, path: Path) -> np.ndarray:
+    """Drop antenna axes of length one until [drop, path, slot] is left."""
+    shape = array.shape
+    if array.ndim == 2:
+        array = array[None]
+    while array.ndim > 3:
+        single = [axis for axis in range(1, array.ndim - 2) if array.shape[axis] == 1]
+        if not single and array.shape[0] == 1:
+            single = [0]  # QuaDRiGa's [rx, tx, path, slot]: a single drop
+        if not single:
+            break
+        array = array.squeeze(single[0])
+    if array.ndim != 3 or 0 in array.shape:
+        raise UserError(
+            f"{name!r} in {str(path)!r} has shape {list(shape)}: [drop, path, slot] is needed."
+        )
+    return array
+
+
+def _matching_delays(delays: np.ndarray, shape: tuple[int, ...], path: Path) -> np.ndarray:
+    """Delays as [drop, path, slot] or [drop, path, 1]."""
+    drops, paths, slots = shape
+    squeezed = delays.squeeze()
+    for allowed in ((drops, paths, slots), (drops, paths, 1)):
+        plain = tuple(extent for extent in allowed if extent != 1)
+        if squeezed.shape == plain:
+            return squeezed.reshape(allowed)
+    raise UserError(
+        f"'delays' in {str(path)!r} have shape {list(delays.shape)}: [{drops}, {paths}, {slots}] "
+        f"or [{drops}, {paths}] belongs to these coefficients."
+    )
+
+
+def _read_mat(path: Path) -> dict[str, np.ndarray]:
+    """Numeric arrays of a .mat by the names we know; nothing else in it is touched."""
+    from scipy.io import loadmat, whosmat
+
+    try:
+        with path.open("rb") as file:
+            head = file.read(128)
+    except OSError as error:
+        reason = (error.strerror or "error").lower()
+        raise UserError(f"{str(path)!r} cannot be read: {reason}.") from None
+    if head.startswith(b"MATLAB 7.3") or head.startswith(b"\x89HDF"):
+        raise UserError(
+            f"{str(path)!r} is a MATLAB 7.3 (HDF5) file, which is not read: save it with -v7."
+        )
+    numeric = ("double", "single", "int8", "uint8", "int16", "uint16", "int32", "uint32")
+    try:
+        known = {n for names in _NAMES.values() for n in names}
+        chosen = []
+        for name, shape, kind in whosmat(path):
+            if name not in known or kind not in numeric:
+                continue
+            if int(np.prod(shape, dtype=np.float64)) * 16 > MAX_BYTES:
+                raise UserError(
+                    f"{name!r} in {str(path)!r} has shape {list(shape)}: at most {MAX_BYTES} bytes "
+                    "are read."
+                )
+            chosen.append(name)
+        found = loadmat(path, variable_names=chosen) if chosen else {}
+        if not chosen:  # only to say what is in there instead
+            return {name: np.array("") for name, _, _ in whosmat(path)}
+        return {name: np.asarray(found[name]) for name in chosen if name in found}
+    except (ValueError, TypeError, KeyError, EOFError, OSError, zlib.error, MemoryError):
+        raise UserError(f"{str(path)!r} is not an intact .mat file.") from None
+    except NotImplementedError:
+        raise UserError(
+            f"{str(path)!r} is a .mat of a version that is not read: use -v7."
+        ) from None
+    except Exception as error:  # scipy's own MatReadError and friends: all mean a broken file
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{str(path)!r} is not an intact .mat file.") from None
