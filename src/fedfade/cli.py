@@ -12,7 +12,10 @@ from rich.table import Table
 from fedfade import __version__
 from fedfade.commands import bench, channel
 from fedfade.commands.compare import compare
+from fedfade.commands.data import data
+from fedfade.commands.learn import learn
 from fedfade.commands.options import PresetArgument, SetOption
+from fedfade.commands.partition import partition
 from fedfade.commands.replay import replay
 from fedfade.config import load_config, preset_names, preset_summary, render_config
 from fedfade.errors import UserError
@@ -30,6 +33,9 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(channel.app, name="channel")
 app.command()(compare)
 app.command()(replay)
+app.command()(data)
+app.command()(learn)
+app.command()(partition)
 
 
 @app.callback(invoke_without_command=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,14 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", help="override a field, e.g. --set radio.clusters=28 (repeatable)"),
 ]
+
+
+def with_data_dir(overrides: list[str] | None, data_dir: str | None) -> list[str]:
+    """Overrides plus what --data-dir means; quoted, because a path may look like anything."""
+    changes = list(overrides or ())
+    if data_dir is not None:
+        changes.append(f"learning.data_dir={json.dumps(data_dir)}")
+    return changes
 
 
 @contextmanager

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from fedfade.errors import not_allowed
 from fedfade.learning.averaging import ServerState
 from fedfade.learning.data import Dataset
 from fedfade.learning.fused import fuse
@@ -29,6 +30,14 @@ Precision = Literal["float32", "tf32", "bfloat16"]
 
 _EVALUATION_BATCH = {"cpu": 50, "cuda": 1000}  # on the CPU blocks that stay in the cache
 _CLIENTS_AT_ONCE = 512  # under vmap; bounds the memory of a step
+
+
+def check_precision(text: str) -> Precision:
+    """A word from the command line as a precision."""
+    for known in get_args(Precision):
+        if text == known:
+            return cast(Precision, known)
+    raise not_allowed("--precision", text, f"one of {', '.join(get_args(Precision))}")
 
 
 @dataclass(frozen=True)
