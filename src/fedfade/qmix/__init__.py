@@ -1,0 +1,19 @@
+"""QMIX agents: networks, replay, learner, trainer, and the trained agents as a policy."""
+
+from fedfade.qmix.learner import Learner
+from fedfade.qmix.networks import AgentNetworks, MonotonicMixer
+from fedfade.qmix.policy import ClientNetwork, QmixPolicy, load_policy_checkpoint
+from fedfade.qmix.run import train
+from fedfade.qmix.trainer import Report, Trainer
+
+__all__ = [
+    "AgentNetworks",
+    "ClientNetwork",
+    "Learner",
+    "MonotonicMixer",
+    "QmixPolicy",
+    "Report",
+    "Trainer",
+    "load_policy_checkpoint",
+    "train",
+]

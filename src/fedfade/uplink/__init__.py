@@ -1,5 +1,6 @@
 """One round of uploads: slots, observations, reward."""
 
+from fedfade.uplink.gradients import GradientSource, gradient_source, record_gradients
 from fedfade.uplink.observation import (
     Backdrop,
     fill_observation,
@@ -11,6 +12,7 @@ from fedfade.uplink.observation import (
     state_width,
 )
 from fedfade.uplink.reward import normalised_inner, round_reward, slot_reward, squared_sum
+from fedfade.uplink.rounds import Rounds
 from fedfade.uplink.scenario import Scenario, scenario_from_config
 from fedfade.uplink.slot import (
     Action,
@@ -26,19 +28,23 @@ from fedfade.uplink.slot import (
 __all__ = [
     "Action",
     "Backdrop",
+    "GradientSource",
     "Progress",
     "Round",
+    "Rounds",
     "Scenario",
     "SlotResult",
     "decode_action",
     "fill_observation",
     "fill_state",
     "global_state",
+    "gradient_source",
     "make_backdrop",
     "normalised_inner",
     "observation_width",
     "observe",
     "play_slot",
+    "record_gradients",
     "round_reward",
     "scenario_from_config",
     "slot_gain",

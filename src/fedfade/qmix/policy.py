@@ -1,0 +1,100 @@
+"""Trained agents as an allocation policy: each acts on its own observation alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedfade.allocation import Action, Policy, Scope, View
+from fedfade.config import Config
+from fedfade.qmix.checkpoint import (
+    Checkpoint,
+    check_same_meaning,
+    check_shapes,
+    load_checkpoint,
+)
+from fedfade.qmix.networks import AgentNetworks
+from fedfade.uplink import decode_action, observation_width, scenario_from_config
+
+
+class QmixPolicy:
+    """Greedy agents; row n of the observation goes into network n and nowhere else."""
+
+    name = "qmix"
+    observes = True
+
+    def __init__(self, agents: AgentNetworks, config: Config) -> None:
+        self.agents = agents
+        allocation = config.allocation
+        # Seeing who has finished is what the base station has to announce.
+        self.scope: Scope = "feedback" if "finished" in allocation.observe else "local"
+        self.gradient_aware = (
+            "deviation" in allocation.observe and "gradient" not in allocation.hide
+        )
+
+    def begin(self, view: View) -> None:
+        """Nothing to prepare."""
+
+    @torch.no_grad()
+    def act(self, view: View, memory: None) -> Action:
+        """The action each agent values most."""
+        assert view.observation is not None
+        self.agents.to(view.observation.device)
+        values = self.agents(view.observation.transpose(0, 1))
+        return decode_action(view.scenario, values.argmax(-1).T)
+
+
+class ClientNetwork(nn.Module):
+    """What one client carries: observation [batch, width] to action values [batch, action].
+
+    For a shared network the client's id is constant, so it is folded into the first bias.
+    """
+
+    def __init__(self, agents: AgentNetworks, client: int) -> None:
+        super().__init__()
+        row = 0 if agents.share else client
+        self.weights = [weight[row].detach().clone() for weight in agents.weights]
+        self.biases = [bias[row, 0].detach().clone() for bias in agents.biases]
+        if agents.share:
+            width = self.weights[0].shape[0] - agents.agents
+            self.biases[0] += self.weights[0][width + client]
+            self.weights[0] = self.weights[0][:width]
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Values of every action."""
+        x = observation
+        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            x = x @ weight + bias
+            if layer < len(self.weights) - 1:
+                x = x.relu()
+        return x
+
+
+def load_agents(checkpoint: Checkpoint) -> AgentNetworks:
+    """The agent networks of a checkpoint."""
+    config = checkpoint.config
+    scenario = scenario_from_config(config, payload_bits=1.0)
+    agents = AgentNetworks(
+        scenario.clients,
+        observation_width(scenario),
+        config.qmix.hidden,
+        scenario.actions,
+        torch.Generator(),
+        config.qmix.share_parameters,
+    )
+    found = checkpoint.tensors("agents")
+    check_shapes(checkpoint.folder, found, agents.state_dict())
+    agents.load_state_dict(found)
+    return agents.requires_grad_(False)
+
+
+def load_policy_checkpoint(folder: Path | str, config: Config) -> Policy:
+    """The trained agents in a folder of `fedfade train`, for the scenario of `config`.
+
+    Refused when what agents see or do means something else there than in training.
+    """
+    checkpoint = load_checkpoint(Path(folder))
+    check_same_meaning(checkpoint, config)
+    return QmixPolicy(load_agents(checkpoint), checkpoint.config)

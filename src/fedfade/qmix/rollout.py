@@ -1,0 +1,104 @@
+"""Parallel episodes of one round under epsilon-greedy agents, slot after slot.
+
+All that a slot needs is laid out before the first one, so a slot is a fixed chain of tensor
+operations on fixed buffers: nothing waits for the device and the chain can be captured.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedfade.qmix.networks import AgentNetworks
+from fedfade.qmix.replay import Replay
+from fedfade.randomness import fold, integers, stream, uniform
+from fedfade.uplink import (
+    Progress,
+    Round,
+    Scenario,
+    decode_action,
+    fill_observation,
+    fill_state,
+    make_backdrop,
+    normalised_inner,
+    observation_width,
+    play_slot,
+    slot_reward,
+    state_width,
+)
+
+
+class Rollout:
+    """The episodes being played; `begin` a round, then `step` once a slot."""
+
+    def __init__(self, scenario: Scenario, episodes: int, seed: int) -> None:
+        slots, clients, device = scenario.slots, scenario.clients, scenario.device
+        width = observation_width(scenario)
+        self.scenario = scenario
+        self.episodes = episodes
+        self._backdrop = torch.zeros(slots, clients, episodes, width, device=device)
+        self._state = torch.zeros(slots, episodes, state_width(scenario), device=device)
+        self._gain = torch.zeros(slots, episodes, clients, scenario.bands, device=device)
+        self._inner = torch.zeros(episodes, clients, clients, device=device)
+        self._explores = torch.zeros(slots, clients, episodes, dtype=torch.bool, device=device)
+        self._random = torch.zeros(slots, clients, episodes, dtype=torch.int64, device=device)
+        self._seen = torch.zeros(clients, episodes, width, device=device)
+        self._slots = torch.arange(slots, device=device)
+        self._key = torch.tensor(stream(seed, "exploration"), device=device)
+        self.slot = torch.zeros(1, dtype=torch.int64, device=device)
+        self.remaining_bits = torch.zeros(episodes, clients, device=device)
+        self.returns = torch.zeros(episodes, device=device)  # sum of slot rewards
+
+    def begin(self, round_: Round, epsilon: float, batch: int, replay: Replay) -> None:
+        """Lay out a round: observations, gains, and the random choices of all slots."""
+        backdrop = make_backdrop(self.scenario, round_)
+        self._backdrop.copy_(backdrop.observation)
+        self._state.copy_(backdrop.state)
+        gain = round_.alpha[:, None, :, None] * round_.fading  # H = alpha h (paper: eq. 9)
+        self._gain.copy_(gain.transpose(0, 1))
+        self._inner.copy_(normalised_inner(round_.inner))
+        keys = fold(fold(self._key, batch), self._slots)  # [slot]
+        shape = self._explores.shape[1:]
+        self._explores.copy_(uniform(fold(keys, 0), shape) < epsilon)
+        self._random.copy_(integers(fold(keys, 1), self.scenario.actions, shape))
+        self.slot.zero_()
+        self.remaining_bits.fill_(self.scenario.payload_bits)
+        self.returns.zero_()
+        self._look(replay)
+
+    @torch.no_grad()
+    def step(self, agents: AgentNetworks, replay: Replay) -> None:
+        """Every agent observes and acts, everybody sends, the transition is stored."""
+        greedy = agents(self._seen).argmax(-1)
+        choice = torch.where(self._now(self._explores), self._now(self._random), greedy)
+        before = Progress(self.remaining_bits)
+        action = decode_action(self.scenario, choice.T)
+        after, result = play_slot(self.scenario, before, self._now(self._gain), action)
+        reward = slot_reward(self.scenario, self._inner, before, after, result)
+        replay.act(choice, reward)
+        self.returns += reward
+        self.remaining_bits.copy_(after.remaining_bits)
+        self.slot += 1
+        self._look(replay)
+
+    def _look(self, replay: Replay) -> None:
+        """Observe the slot that begins. After the last there is none: what is written then is
+        never bootstrapped from, and overwritten when the next round begins."""
+        progress = Progress(self.remaining_bits)
+        self._seen.copy_(self._now(self._backdrop))
+        fill_observation(self.scenario, self._seen, progress)
+        state = fill_state(self.scenario, self._now(self._state), progress)
+        replay.see(self.slot, self._seen, state)
+
+    def _now(self, by_slot: Tensor) -> Tensor:
+        """The row of the current slot, as a copy."""
+        return by_slot.index_select(0, self.slot.clamp(max=self.scenario.slots - 1))[0]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a step changes."""
+        return {
+            "slot": self.slot,
+            "remaining_bits": self.remaining_bits,
+            "returns": self.returns,
+            "seen": self._seen,
+        }

@@ -1,0 +1,116 @@
+"""A training in a folder: continue where it stopped, report, keep checkpoints, draw the curve."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedfade.config import Config, render_config
+from fedfade.device import pick_device
+from fedfade.qmix.checkpoint import (
+    check_same_training,
+    check_shapes,
+    has_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+from fedfade.qmix.scalars import ScalarWriter
+from fedfade.qmix.trainer import Report, Trainer
+from fedfade.storage import folder_lock, write_text
+
+CHECKPOINT_S = 30.0
+CURVE = "curve"
+"""Name of the tensor [batch, figure] that holds every report so far."""
+
+
+def train(
+    config: Config,
+    folder: Path,
+    on_report: Callable[[Trainer, Report], None] | None = None,
+    checkpoint_s: float = CHECKPOINT_S,
+) -> Trainer:
+    """Train to `qmix.episodes`, or continue an interrupted training in `folder`.
+
+    The result does not depend on how often and where it was interrupted.
+    """
+    with folder_lock(folder):
+        trainer = Trainer(config, pick_device(config.run.device))
+        curve = _resume(trainer, folder)
+        write_text(folder / "config.yaml", render_config(config))
+        if trainer.batch < trainer.batches:
+            scalars = ScalarWriter(folder / "tensorboard", trainer.batch)
+            try:
+                curve = _play(trainer, folder, curve, scalars, on_report, checkpoint_s)
+            finally:
+                scalars.close()
+        return trainer
+
+
+def _play(
+    trainer: Trainer,
+    folder: Path,
+    curve: list[Report],
+    scalars: ScalarWriter,
+    on_report: Callable[[Trainer, Report], None] | None,
+    checkpoint_s: float,
+) -> list[Report]:
+    saved = then = time.perf_counter()
+    updates = int(trainer.updates)
+    while trainer.batch < trainer.batches:
+        report = trainer.play_batch()
+        curve.append(report)
+        now, learned = time.perf_counter(), int(trainer.updates)
+        slots = trainer.scenario.slots * trainer.rollout.episodes
+        speed = {
+            "slots per second": slots / (now - then),
+            "updates per second": (learned - updates) / (now - then),
+        }
+        scalars.write(report.episodes, _scalars(report) | speed)
+        then, updates = now, learned
+        if on_report is not None:
+            on_report(trainer, report)
+        if now - saved >= checkpoint_s or trainer.batch == trainer.batches:
+            save(trainer, folder, curve)
+            saved = now
+    return curve
+
+
+def _scalars(report: Report) -> dict[str, float]:
+    return {
+        "return": report.reward,
+        "uploads per round": report.uploads,
+        "TD loss": report.loss,
+        "Q": report.q,
+        "epsilon": report.epsilon,
+        "FL accuracy": report.accuracy,
+    }
+
+
+def save(trainer: Trainer, folder: Path, curve: list[Report]) -> None:
+    """Write a checkpoint."""
+    training = trainer.snapshot() | {CURVE: torch.tensor(curve, dtype=torch.float64)}
+    episodes = trainer.batch * trainer.rollout.episodes
+    agents = trainer.learner.agents.state_dict()
+    save_checkpoint(folder, trainer.config, trainer.batch, episodes, agents, training)
+
+
+def _resume(trainer: Trainer, folder: Path) -> list[Report]:
+    """Load the checkpoint of a folder, if there is one, into a trainer."""
+    if not has_checkpoint(folder):
+        return []
+    checkpoint = load_checkpoint(folder)
+    check_same_training(checkpoint, trainer.config)
+    found = checkpoint.tensors("training")
+    check_shapes(folder, found, trainer.tensors())
+    trainer.restore(checkpoint.batch, found)
+    return read_curve(found)
+
+
+def read_curve(tensors: dict[str, Tensor]) -> list[Report]:
+    """The reports stored in a checkpoint."""
+    rows = tensors.get(CURVE, torch.zeros(0)).reshape(-1, len(Report._fields)).tolist()
+    return [Report(int(row[0]), *row[1:]) for row in rows]

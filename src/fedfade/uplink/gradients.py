@@ -1,0 +1,180 @@
+"""Where the gradients of a round come from: real federated rounds, invented ones, a recording.
+
+The uplink needs to know one thing of the learning side, the Gram matrix of the deviations
+d_n = g_{t-1} - g_n; and the learning side one thing of the uplink, who delivered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedfade.config import Config
+from fedfade.errors import UserError, not_allowed
+from fedfade.learning import Federation, ServerState, Updates, gram, load_data
+from fedfade.randomness import fold, normal, stream
+from fedfade.storage import read_npz, write_npz
+
+SYNTHETIC_WIDTH = 32  # dimensions the invented updates live in
+
+
+class GradientSource(Protocol):
+    """One federated task at a time; rounds are asked for in order."""
+
+    payload_bits: float
+
+    def inner(self, seed: int, round: int) -> Tensor:
+        """Gram matrix of a round's deviations, [client, client]; round 0 starts a new task."""
+
+    def deliver(self, delivered: Tensor) -> None:
+        """End the round: these clients [client] are averaged."""
+
+    def accuracy(self) -> float | None:
+        """Test accuracy of the global model now, where there is one."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What an exact continuation needs."""
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Continue from `tensors`."""
+
+
+class FederatedGradients:
+    """Real FedAvg rounds (Algorithm 1): local training, and the average of what arrived."""
+
+    def __init__(self, config: Config, device: torch.device | str = "cpu") -> None:
+        self._federation = Federation(config.learning, load_data(config.learning), device=device)
+        self.payload_bits = self._federation.payload_bits
+        self._state: ServerState | None = None
+        self._updates: Updates | None = None
+
+    def inner(self, seed: int, round: int) -> Tensor:
+        """Train every client from the current model."""
+        if round == 0 or self._state is None:
+            self._state = self._federation.start([seed])
+        self._updates = self._federation.train(self._state, [seed], round)
+        return gram(self._updates, self._state.previous)[0][0]
+
+    def deliver(self, delivered: Tensor) -> None:
+        """Average those who delivered."""
+        assert self._state is not None
+        assert self._updates is not None
+        self._state = self._federation.average(self._state, self._updates, delivered[None])
+
+    def accuracy(self) -> float | None:
+        """On the test set."""
+        if self._state is None:
+            return None
+        return float(self._federation.evaluate(self._state)[0][0])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The server's state; the updates of a round begun are made again."""
+        return {} if self._state is None else dict(vars(self._state))
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Continue from a server's state."""
+        if tensors:
+            moved = {name: value.to(self._federation.device) for name, value in tensors.items()}
+            self._state = ServerState(**moved)
+
+
+class SyntheticGradients:
+    """Invented updates, so that agents can be trained without a data set.
+
+    A client's deviation is a direction all share, one of its own, and fresh noise; they shrink
+    as training goes on. That is the shape real runs have (docs/environment.md shows both).
+    """
+
+    def __init__(self, config: Config, device: torch.device | str = "cpu") -> None:
+        if config.learning.payload_bits == "auto":
+            raise not_allowed(
+                "learning.payload_bits", "auto", "a number where there is no model to count"
+            )
+        self.payload_bits = float(config.learning.payload_bits)
+        self._clients = config.learning.clients
+        self._device = torch.device(device)
+
+    def inner(self, seed: int, round: int) -> Tensor:
+        """A function of (seed, round) alone."""
+        task = torch.tensor(stream(seed, "synthetic gradients"), device=self._device)
+        shape = (self._clients, SYNTHETIC_WIDTH)
+        shared = normal(fold(task, 0), (1, SYNTHETIC_WIDTH))
+        own = normal(fold(task, 1), shape)
+        fresh = normal(fold(fold(task, 2), round), shape)
+        deviation = 0.5 * shared + 0.7 * own + 0.7 * fresh
+        scale = 1.0 / (SYNTHETIC_WIDTH * (1.0 + 0.1 * round))
+        return deviation @ deviation.T * scale
+
+    def deliver(self, delivered: Tensor) -> None:
+        """Nothing is learned."""
+
+    def accuracy(self) -> float | None:
+        """There is no model."""
+        return None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Nothing to remember."""
+        return {}
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Nothing to continue."""
+
+
+class RecordedGradients(SyntheticGradients):
+    """Gram matrices recorded from real rounds: array `inner` [task, round, client, client]."""
+
+    def __init__(self, config: Config, path: Path, device: torch.device | str = "cpu") -> None:
+        super().__init__(config, device)
+        arrays = read_npz(path, ("inner",))
+        if "inner" not in arrays:
+            raise UserError(f"{str(path)!r} has no array 'inner'.")
+        inner = arrays["inner"]
+        wanted = (self._clients, self._clients)
+        if (
+            inner.ndim != 4
+            or inner.shape[2:] != wanted
+            or inner.size == 0
+            or inner.dtype.kind != "f"
+        ):
+            raise UserError(
+                f"array 'inner' in {str(path)!r} is {inner.dtype} {list(inner.shape)}: it must be "
+                f"floating-point [task, round, {wanted[0]}, {wanted[1]}]."
+            )
+        self._inner = torch.from_numpy(inner).to(self._device, torch.float32)
+        if not bool(self._inner.isfinite().all()):
+            raise UserError(f"array 'inner' in {str(path)!r} holds numbers that are not finite.")
+
+    def inner(self, seed: int, round: int) -> Tensor:
+        """The task is chosen by the seed; a recording that is too short starts again."""
+        tasks, rounds = self._inner.shape[:2]
+        return self._inner[seed % tasks, round % rounds]
+
+
+def record_gradients(config: Config, seeds: Sequence[int], path: Path) -> None:
+    """Run federated rounds in which everybody delivers and record their Gram matrices."""
+    source = FederatedGradients(config)
+    everybody = torch.ones(config.learning.clients, dtype=torch.bool)
+    tasks = []
+    for seed in seeds:
+        rounds = []
+        for round in range(config.run.rounds):
+            rounds.append(source.inner(seed, round))
+            source.deliver(everybody)
+        tasks.append(torch.stack(rounds))
+    write_npz(path, {"inner": torch.stack(tasks).numpy(force=True)})
+
+
+def gradient_source(config: Config, device: torch.device | str = "cpu") -> GradientSource:
+    """The source `qmix.gradients` names."""
+    kind = config.qmix.gradients
+    if kind == "learning":
+        return FederatedGradients(config, device)
+    if kind == "synthetic":
+        return SyntheticGradients(config, device)
+    if not kind.endswith(".npz"):
+        raise not_allowed("qmix.gradients", kind, "learning, synthetic, or the path of an .npz")
+    return RecordedGradients(config, Path(kind), device)
