@@ -269,6 +269,14 @@ class QmixConfig(_Branch):
     batch_size: int = Field(512, ge=1, description="transitions in an update")
     update_every: int = Field(30, ge=1, description="slots stored between two updates")
     target_every: int = Field(210, ge=1, description="slots stored between target copies")
+    gradients: str = Field(
+        "learning",
+        description="gradients while training: learning (real federated rounds), synthetic, or "
+        "the path of a recording (.npz)",
+    )
+    evaluate_every: int = Field(
+        20, ge=1, description="federated rounds between test accuracies while training"
+    )
     episodes: int = Field(30_000, ge=1, description="training episodes")
     parallel_episodes: int = Field(20, ge=1, description="episodes played side by side")
     epsilon_start: Annotated[float, Field(ge=0, le=1)] = Field(
