@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedfade.config import CellConfig, RadioConfig
 from fedfade.errors import not_allowed
+from fedfade.radio.angles import direction
 from fedfade.radio.field import gaussian_field
 from fedfade.radio.scenario import log_spread, path_loss_db, table
 from fedfade.randomness import fold, normal, streams, uniform
@@ -214,7 +215,7 @@ class Cell:
         left = ends.gather(-1, leg) - walked
         position = stops.gather(-2, index) + step * (1.0 - left / length).unsqueeze(-1)
         position = self._keep_off(position).to(torch.float32).transpose(1, 2)
-        heading = torch.atan2(step[..., 1], step[..., 0]).to(torch.float32).transpose(1, 2)
+        heading = direction(step[..., 1], step[..., 0]).to(torch.float32).transpose(1, 2)
         # Nobody who stands still between rounds has a direction of travel: draw one.
         return position, heading if self.config.round_s * self.radio.speed_mps > 0 else idle
 

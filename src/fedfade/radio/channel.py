@@ -18,7 +18,9 @@ from fedfade.radio.response import frequency_offsets, gains
 from fedfade.radio.traces import load_traces
 from fedfade.randomness import fold, integers, streams
 
-_CHUNK = {"cpu": 64, "cuda": 2048}  # client-rounds worked on at a time: fits the caches
+# Complex values worked on at a time. On the CPU what a few dozen client-rounds need, so that they
+# stay in cache; on CUDA enough to fill the card.
+_VALUES = {"cpu": 1 << 21, "cuda": 1 << 26}
 
 
 class Channel:
@@ -88,7 +90,7 @@ class Channel:
         if self._traces is not None:
             drop = integers(keys, self._traces.shape[0], ())
             return self._traces[drop].transpose(-1, -2)
-        step = _CHUNK.get(self.device.type, 2048)
+        step = self._chunk()
         parts = [
             self._draw_chunk(
                 keys[i : i + step],
@@ -97,6 +99,11 @@ class Channel:
             for i in range(0, len(keys), step)
         ]
         return torch.cat(parts)
+
+    def _chunk(self) -> int:
+        """Client-rounds worked on at a time; the values do not depend on it."""
+        each = self.radio.slots * (3 * self.radio.clusters + self.frequencies_hz.numel())
+        return max(1, _VALUES.get(self.device.type, 1 << 24) // each)
 
     def _draw_chunk(self, keys: Tensor, place: Place) -> Tensor:
         radio = self.radio

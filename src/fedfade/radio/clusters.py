@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedfade.radio.angles import angle_spread
 from fedfade.radio.cell import Place
 from fedfade.radio.scenario import angle_scaling, table
 from fedfade.randomness import bits, fold, normal, uniform
@@ -81,8 +82,9 @@ def draw_quadriga(keys: Tensor, place: Place, count: int) -> Clusters:
     time = -torch.log(uniform(fold(keys, 1), (count,)))
     time = time - time.amin(-1, keepdim=True)
     # Departure angles fix no ray's Doppler here, but they take their share of the power.
-    angles = (uniform(fold(keys, 2), (4, count)) - 0.5) * math.pi
-    departure_azimuth, azimuth, departure_zenith, zenith = angles.unbind(-2)
+    departure_azimuth, azimuth, departure_zenith, zenith = (
+        (uniform(fold(keys, i), (count,)) - 0.5) * math.pi for i in range(2, 6)
+    )
     power = torch.softmax(
         (1.0 - shape["delay_scaling"]) * time
         - rows["azimuth_fall"] * (departure_azimuth.square() + azimuth.square())
@@ -110,19 +112,6 @@ def _stretched(angle: Tensor, power: Tensor, spread_rad: Tensor, limit: float) -
         reached = angle_spread(angle * factor[..., None], power)
         factor = (factor * spread_rad / reached.clamp_min(1e-6)).clamp_max(limit)
     return angle * factor[..., None]
-
-
-def angle_spread(angle_rad: Tensor, power: Tensor) -> Tensor:
-    """Root mean square angle about the mean direction, weighted by power: [..., path] -> [...].
-
-    >>> angle_spread(torch.tensor([3.1, -3.1]), torch.tensor([0.5, 0.5]))    # across the wrap
-    tensor(0.0416)
-    """
-    cos, sin = (power * torch.cos(angle_rad)).sum(-1), (power * torch.sin(angle_rad)).sum(-1)
-    turned = angle_rad - torch.atan2(sin, cos)[..., None]
-    turned = turned - 2 * math.pi * torch.round(turned / (2 * math.pi))
-    turned = turned - (power * turned).sum(-1, keepdim=True)
-    return torch.sqrt((power * turned.square()).sum(-1))
 
 
 def _signs(keys: Tensor, count: int) -> Tensor:

@@ -15,6 +15,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from fedfade.radio.angles import direction
 from fedfade.radio.cell import Place
 from fedfade.radio.clusters import Clusters
 from fedfade.radio.scenario import LIGHT_MPS, table
@@ -49,10 +50,10 @@ def draw_rays(
     """Rays of `clusters` for keys [...] at places of the same shape."""
     rows = table()["clusters"]
     offsets, delays, coupled = _within_cluster(keys.device)
-    to_bs = torch.atan2(-place.position[..., 1], -place.position[..., 0]) - place.heading_rad
+    to_bs = direction(-place.position[..., 1], -place.position[..., 0]) - place.heading_rad
     azimuth = clusters.azimuth_rad + to_bs[..., None]
     azimuth_step = torch.deg2rad(rows["azimuth_spread_arrival_deg"] * offsets)
-    up = torch.atan2(place.distance_m, torch.full_like(place.distance_m, height_difference_m))
+    up = direction(place.distance_m, torch.full_like(place.distance_m, height_difference_m))
     zenith = clusters.zenith_rad + up[..., None]
     # Step 8, random coupling: picking one of 4096 permutations costs a look-up, sorting every
     # cluster's rays would cost more than all their phasors.

@@ -39,7 +39,9 @@ class LogSpread:
 
     def value(self, standard_normal: Tensor) -> Tensor:
         """The spread that belongs to a standard normal draw."""
-        return torch.clamp(10.0 ** (self.mean + self.std * standard_normal), max=self.limit)
+        # exp, not a power of ten: the same bits for an element alone and in a batch.
+        lg = self.mean + self.std * standard_normal
+        return torch.clamp(torch.exp(lg * math.log(10.0)), max=self.limit)
 
 
 def log_spread(name: str, carrier_hz: float) -> LogSpread:
