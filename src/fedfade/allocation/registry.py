@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any
@@ -16,6 +15,7 @@ from fedfade.allocation.schedules import (
     FinishFeedbackSchedule,
     ShortestRemainingFirst,
 )
+from fedfade.dotted import load_dotted
 from fedfade.errors import UserError, not_allowed
 
 PERFECT = "perfect"
@@ -55,17 +55,16 @@ def load_policy(name: str) -> Policy:
     for entry in entry_points(group="fedfade.policies"):
         if entry.name == name:
             return _checked(name, entry.load())
-    module, separator, factory = name.partition(":")
-    if not separator:
+    if ":" not in name:
         raise not_allowed("policy", name, f"one of {', '.join(policy_names())}, or module:factory")
-    try:
-        return _checked(name, getattr(importlib.import_module(module), factory))
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"policy {name!r} cannot be loaded: {error}.") from None
+    return _checked(name, load_dotted("policy", name))
 
 
 def _checked(name: str, factory: Any) -> Policy:
-    policy: Policy = factory() if callable(factory) else factory
+    try:
+        policy: Policy = factory() if callable(factory) else factory
+    except TypeError as error:
+        raise UserError(f"policy {name!r} cannot be made without arguments: {error}.") from None
     for member in ("name", "scope", "begin", "act"):
         if not hasattr(policy, member):
             raise UserError(

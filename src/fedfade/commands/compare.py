@@ -32,7 +32,8 @@ def compare(
 ) -> None:
     """Run every policy on the same channel and data; write a report with pictures."""
     from fedfade.config import load_config
-    from fedfade.experiments import Comparison, RunFolder, pick_device, read_rows, write_report
+    from fedfade.device import pick_device
+    from fedfade.experiments import Comparison, RunFolder, read_rows, write_report
 
     changes = list(overrides or ())
     if policies is not None:
@@ -50,12 +51,10 @@ def compare(
             console.print(f"already finished: {folder.path}", highlight=False)
             rows = read_rows(folder.metrics)
         else:
-            comparison = Comparison(config, chosen)
-            with (
-                stopping_cleanly(f"the same command continues in {folder.path}"),
-                time_left("rounds", config.run.rounds) as progress,
-            ):
-                rows = comparison.run(folder, progress)
+            with stopping_cleanly(f"the same command continues in {folder.path}"):
+                comparison = Comparison(config, chosen)
+                with time_left("rounds", config.run.rounds) as progress:
+                    rows = comparison.run(folder, progress)
             folder.finish()
         report = write_report(folder.path, config, folder.record, rows)
     _print_summary(rows, config.learning.clients)
@@ -65,11 +64,13 @@ def compare(
 def _print_summary(rows: Sequence[Row], clients: int) -> None:
     from fedfade.experiments.report import HEADINGS, genie_line, summaries, table_cells, verdict
 
-    table = Table(box=None, header_style="bold")
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     for place, heading in enumerate(HEADINGS):
-        table.add_column(heading, justify="left" if place == 0 else "right", no_wrap=True)
+        table.add_column(heading, justify="left" if place == 0 else "right", no_wrap=place > 0)
     for line in summaries(rows):
         table.add_row(*table_cells(line))
     console = Console()
+    if not console.is_terminal:
+        console.width = 110  # a file or pipe has no width of its own
     console.print(table)
     console.print(verdict(rows, clients), genie_line(rows) or "", highlight=False, markup=False)

@@ -1,6 +1,6 @@
 """Whole experiments: run folders, the comparison of policies, figures and the report."""
 
-from fedfade.experiments.comparison import Comparison, Uplink, pick_device
+from fedfade.experiments.comparison import Comparison, Uplink
 from fedfade.experiments.metrics import Row, read_rows, series, summarise
 from fedfade.experiments.report import write_report
 from fedfade.experiments.run_folder import RunFolder, open_finished
@@ -11,7 +11,6 @@ __all__ = [
     "RunFolder",
     "Uplink",
     "open_finished",
-    "pick_device",
     "read_rows",
     "series",
     "summarise",

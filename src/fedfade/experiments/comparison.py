@@ -37,7 +37,7 @@ from fedfade.randomness import streams
 from fedfade.storage import write_npz
 from fedfade.uplink import Round, round_reward, scenario_from_config
 
-_AHEAD_BYTES = 64 * 2**20
+_AHEAD_BYTES, _AHEAD_ROUNDS = 64 * 2**20, 25
 """Fading held at a time for policies whose rounds can be played ahead of the learning."""
 
 CHECKPOINT_S = 20.0
@@ -45,14 +45,6 @@ CHECKPOINT_S = 20.0
 
 Progress = Callable[[int, str], None]
 """Told the rounds done and what is being done."""
-
-
-def pick_device(wanted: str) -> torch.device:
-    """The device a config asks for."""
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise UserError("run.device = 'cuda' is not allowed: there is no CUDA device here.")
-    cuda = wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available())
-    return torch.device("cuda" if cuda else "cpu")
 
 
 class Uplink:
@@ -86,7 +78,7 @@ class Uplink:
         """How many rounds of fading fit the memory set aside."""
         scenario = self.scenario
         gains = len(self.seeds) * scenario.slots * scenario.clients * scenario.bands
-        return max(1, _AHEAD_BYTES // (4 * gains))
+        return min(_AHEAD_ROUNDS, max(1, _AHEAD_BYTES // (4 * gains)))
 
     def play(self, policy: Policy, number: int, inner: Tensor, record: bool = False) -> Outcome:
         """One round under a policy."""

@@ -86,12 +86,12 @@ def table_cells(line: Summary) -> list[str]:
 
 HEADINGS = [
     "policy",
-    "accuracy %",
+    "acc. %",
     "10-90 %",
     "uploads",
     "empty %",
     "wasted %",
-    "fairness",
+    "fair",
     "Mbit/s",
 ]
 

@@ -1,0 +1,99 @@
+"""What all tests share: one thread, a tiny scenario, the reference data where it exists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from fedfade.config import Config, load_config
+from fedfade.uplink import Round, Scenario, scenario_from_config
+
+torch.set_num_threads(1)
+
+TINY = [
+    "learning.data=digits",
+    "learning.clients=4",
+    "learning.local_work=1",
+    "learning.batch_size=20",
+    "learning.payload_bits=400000",
+    "radio.subbands=2",
+    "radio.slots=20",
+    "radio.clusters=4",
+    "radio.subcarriers=4",
+    "run.rounds=3",
+    "run.seeds=2",
+]
+"""Overrides that make any preset run in a second or two."""
+
+
+@pytest.fixture
+def tiny() -> Config:
+    """A small cell with digits."""
+    return load_config("paper", TINY)
+
+
+@pytest.fixture
+def make_round() -> Callable[..., tuple[Scenario, Round]]:
+    """Upload problems at a wanted SNR under Rayleigh fading, independent of fedfade.radio."""
+
+    def make(
+        snr_db: float = 15.0,
+        spread_db: float = 0.0,
+        episodes: int = 3,
+        seed: int = 0,
+        overrides: tuple[str, ...] = (),
+    ) -> tuple[Scenario, Round]:
+        config = load_config("paper", list(overrides))
+        payload = config.learning.payload_bits
+        scenario = scenario_from_config(config, 9_932_960 if payload == "auto" else payload)
+        generator = torch.Generator().manual_seed(seed)
+        clients = scenario.clients
+        level = snr_db + spread_db * torch.randn(episodes, clients, generator=generator)
+        uniform = torch.rand(episodes, scenario.slots, clients, scenario.bands, generator=generator)
+        vectors = torch.randn(episodes, clients, 30, generator=generator)
+        return scenario, Round(
+            alpha=10 ** (level / 10) * (scenario.noise_w / scenario.full_power_w),
+            fading=-torch.log1p(-uniform),
+            inner=vectors @ vectors.transpose(1, 2),
+            number=torch.arange(episodes, dtype=torch.float32),
+        )
+
+    return make
+
+
+class Answer(NamedTuple):
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def fedfade(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Answer]:
+    """Run the real command line in this process: `fedfade("compare", "quickstart")`."""
+    from fedfade.cli import main
+
+    def call(*words: object) -> Answer:
+        monkeypatch.setattr("sys.argv", ["fedfade", *map(str, words)])
+        capsys.readouterr()
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        return Answer(code, *capsys.readouterr())
+
+    return call
+
+
+def shared_folder() -> Path | None:
+    """Reference traces and CIFAR-10, when they lie beside the checkout."""
+    folder = Path(__file__).resolve().parents[2] / "shared"
+    return folder if folder.is_dir() else None

@@ -1,0 +1,272 @@
+"""`fedfade compare` and `fedfade replay` as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedfade.config import load_config
+from fedfade.experiments import Comparison, RunFolder, read_rows, series
+from fedfade.experiments.comparison import gradient_bias
+from fedfade.learning import Updates
+from tests.conftest import TINY
+
+SETTINGS = [word for override in TINY for word in ("--set", override)]
+ALL = (
+    "random,max-individual-rate,max-sum-rate,block-fading-schedule,"
+    "block-fading-schedule-feedback,shortest-remaining-first,perfect,genie"
+)
+
+
+def test_a_run_leaves_a_report_and_is_recognised_when_finished(fedfade, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    answer = fedfade("compare", "paper", "--policies", ALL, "--out", out, *SETTINGS)
+    assert answer.code == 0, answer.err
+    assert "perfect" in answer.out
+    assert f"report: {out}" in answer.out.replace("\n", "")
+    page = (out / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 4
+    assert not re.search(r'(src|href)="(?!data:)', page)  # nothing from outside
+    record = json.loads((out / "run.json").read_text())
+    assert record["finished"]
+    assert record["command"].startswith("fedfade compare paper")
+    rows = read_rows(out / "metrics.csv")
+    assert len(rows) == 8 * 2 * 3  # policies x seeds x rounds
+    assert (series(rows, "perfect", "delivered") == 4).all()
+    assert (series(rows, "perfect", "gradient_bias") < 1e-10).all()
+    for policy in ALL.split(",")[:-2]:
+        sent, wasted = series(rows, policy, "bits_sent"), series(rows, policy, "bits_wasted")
+        assert (wasted <= sent + 1).all()
+        bound = series(rows, "genie", "delivered")
+        assert (series(rows, policy, "delivered") <= bound).all()
+    before = (out / "metrics.csv").stat().st_mtime_ns
+    again = fedfade("compare", "paper", "--policies", ALL, "--out", out, *SETTINGS)
+    assert again.code == 0
+    assert "already finished" in again.err
+    assert (out / "metrics.csv").stat().st_mtime_ns == before
+
+
+def test_policies_of_a_seed_share_channel_and_data(fedfade, tmp_path: Path) -> None:
+    """A policy's results do not depend on which others run beside it."""
+    results = []
+    for policies in ("max-sum-rate,random", "random,perfect,max-sum-rate"):
+        out = tmp_path / str(len(policies))
+        answer = fedfade("compare", "paper", "--policies", policies, "--out", out, *SETTINGS)
+        assert answer.code == 0, answer.err
+        rows = read_rows(out / "metrics.csv")
+        results.append({(r.policy, r.seed, r.round): r for r in rows})
+    shared = results[0].keys() & results[1].keys()
+    assert len(shared) == 2 * 2 * 3
+    assert all(results[0][key] == results[1][key] for key in shared)
+
+
+@pytest.mark.parametrize(("clients", "bands"), [(2, 1), (2, 16), (10, 4), (40, 1), (40, 16)])
+def test_every_policy_runs_at_every_size(clients: int, bands: int, fedfade, tmp_path) -> None:
+    settings = [
+        *SETTINGS,
+        *("--set", f"learning.clients={clients}", "--set", f"radio.subbands={bands}"),
+        *("--set", "run.rounds=2", "--set", "run.seeds=1", "--set", "learning.batch_size=5"),
+    ]
+    answer = fedfade("compare", "paper", "--policies", ALL, "--out", tmp_path / "run", *settings)
+    assert answer.code == 0, answer.err
+
+
+def test_one_policy_alone_and_one_client(fedfade, tmp_path: Path) -> None:
+    settings = [*SETTINGS, "--set", "learning.clients=1", "--set", "radio.subbands=1"]
+    answer = fedfade(
+        "compare", "paper", "--policies", "random", "--out", tmp_path / "run", *settings
+    )
+    assert answer.code == 0, answer.err
+
+
+def test_an_interrupted_run_continues_to_the_same_numbers(tiny, tmp_path: Path) -> None:
+    device = torch.device("cpu")
+
+    def run(folder: RunFolder, stop_at: int | None = None) -> None:
+        def progress(done: int, doing: str) -> None:
+            if stop_at is not None and done == stop_at and doing == "evaluation":
+                raise KeyboardInterrupt
+
+        with folder.open():
+            Comparison(tiny, device).run(folder, progress)
+            folder.finish()
+
+    whole = RunFolder(tmp_path / "whole", tiny, device)
+    run(whole)
+    broken = RunFolder(tmp_path / "broken", tiny, device)
+    for stop_at in (0, 1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            run(broken, stop_at)
+        assert not broken.finished
+    run(broken)
+    assert broken.metrics.read_text() == whole.metrics.read_text()
+    one = np.load(tmp_path / "whole" / "gradients.npz")["inner"]
+    assert np.array_equal(one, np.load(tmp_path / "broken" / "gradients.npz")["inner"])
+    assert not broken.checkpoint.exists()
+
+
+def test_sigterm_stops_cleanly(tmp_path: Path) -> None:
+    """A real process, a real signal: one sentence, exit code 130, and it goes on afterwards."""
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "fedfade.cli", "compare", "paper", "--out", str(out)]
+    command += ["--policies", "random,perfect", *SETTINGS, "--set", "run.rounds=2000"]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    deadline = time.monotonic() + 60
+    while not (out / "run.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(3.0)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "the same command continues" in errors
+    config = load_config(out / "config.yaml")
+    stored = RunFolder(out, config, torch.device("cpu")).load_checkpoint()
+    if stored is not None:
+        assert len(read_rows(out / "metrics.csv")) == 4 * stored[0]  # 2 policies x 2 seeds
+
+
+def test_a_folder_of_another_config_is_refused(fedfade, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    base = ["compare", "paper", "--policies", "random", "--out", out, *SETTINGS]
+    assert fedfade(*base).code == 0
+    before = {p.name: p.stat().st_mtime_ns for p in out.iterdir() if p.is_file()}
+    answer = fedfade(*base, "--set", "radio.clusters=5")
+    assert answer.code == 2
+    assert "radio.clusters" in answer.err
+    assert before == {p.name: p.stat().st_mtime_ns for p in out.iterdir() if p.is_file()}
+
+
+BAD = [
+    (["--policies", "magic"], "policy = 'magic' is not allowed"),
+    (["--policies", "genie"], "it needs a policy"),
+    (["--policies", ""], "allocation.policies"),
+    (["--set", "learning.clients=0"], "learning.clients = 0"),
+    (["--rounds", "0"], "run.rounds = 0"),
+    (["--policies", "tests.experiments.test_compare:WrongShape"], "shape"),
+    (["--policies", "tests.experiments.test_compare:WrongBand"], "band 7"),
+    (["--policies", "tests.experiments.test_compare:Needy"], "without arguments"),
+]
+
+
+@pytest.mark.parametrize(("words", "sentence"), BAD)
+def test_bad_input_is_one_sentence(words, sentence: str, fedfade, tmp_path: Path) -> None:
+    answer = fedfade("compare", "paper", "--out", tmp_path / "run", *SETTINGS, *words)
+    assert answer.code == 2
+    assert sentence in answer.err.replace("\n", " ")
+    assert "Traceback" not in answer.err
+
+
+def test_a_foreign_folder_is_left_alone(fedfade, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    answer = fedfade("compare", "paper", "--out", tmp_path, *SETTINGS)
+    assert answer.code == 2
+    assert "thesis.tex" in answer.err
+    assert (tmp_path / "thesis.tex").read_text() == "precious"
+
+
+class WrongShape:
+    name, scope, gradient_aware = "wrong", "local", False
+
+    def begin(self, view):
+        return None
+
+    def act(self, view, memory):
+        from fedfade.allocation import full_power
+
+        return full_power(view, torch.zeros(3, dtype=torch.int64))
+
+
+class WrongBand(WrongShape):
+    def act(self, view, memory):
+        from fedfade.allocation import full_power
+
+        return full_power(view, torch.full_like(view.active, 7, dtype=torch.int64))
+
+
+class Needy(WrongShape):
+    def __init__(self, something) -> None:
+        pass
+
+
+class Curious(WrongShape):
+    """Looks at gradients, so every round waits for the learning."""
+
+    gradient_aware = True
+
+    def act(self, view, memory):
+        from fedfade.allocation import full_power
+
+        best = view.deviation == view.deviation.amin(-1, keepdim=True)
+        return full_power(view, torch.where(best, view.fading.argmax(-1), -1))
+
+
+def test_replay_shows_the_round_that_was_run(fedfade, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    policies = "tests.experiments.test_compare:Curious,max-sum-rate,perfect"
+    base = ["compare", "paper", "--policies", policies, "--out", out, *SETTINGS]
+    assert fedfade(*base).code == 0
+    rows = read_rows(out / "metrics.csv")
+    from fedfade.experiments.replay import replay_figure
+
+    for policy in policies.split(",")[:2]:
+        for seed in (0, 1):
+            figure = replay_figure(out, policy, seed, 2)
+            row = next(r for r in rows if (r.policy, r.seed, r.round) == (policy, seed, 2))
+            assert f"{int(row.delivered)} of 4 clients delivered" in figure.axes[1].get_title(
+                "left"
+            )
+    picture = tmp_path / "round.png"
+    answer = fedfade("replay", out, "--policy", "max-sum-rate", "--round", 1, "--out", picture)
+    assert answer.code == 0
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    for words, sentence in (
+        (["--policy", "perfect"], "is a bound"),
+        (["--policy", "random"], "--policy = 'random'"),
+        (["--policy", "max-sum-rate", "--round", 3], "between 0 and 2"),
+        (["--policy", "max-sum-rate", "--seed", 9], "--seed = 9"),
+    ):
+        answer = fedfade("replay", out, *words)
+        assert answer.code == 2
+        assert sentence in answer.err
+
+
+def test_strings_from_the_config_are_escaped(fedfade, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    plug_in = "tests.experiments.test_compare:Curious"
+    answer = fedfade(
+        *("compare", "paper", "--policies", plug_in, "--out", out, *SETTINGS),
+        *("--set", "learning.data_dir=<script>alert(1)</script>"),
+    )
+    assert answer.code == 0, answer.err
+    page = (out / "report.html").read_text()
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_gradient_bias_is_the_distance_of_two_means() -> None:
+    generator = torch.Generator().manual_seed(0)
+    g = torch.randn(2, 5, 50, generator=generator)
+    updates = Updates(
+        parameters=g,
+        buffers=torch.zeros(2, 5, 0),
+        finite=torch.ones(2, 5, dtype=torch.bool),
+        loss=torch.zeros(2, 5),
+        samples=torch.ones(2, 5),
+    )
+    delivered = torch.tensor([[True, True, False, False, True], [False] * 5])
+    bias = gradient_bias(updates, delivered)
+    expected = (g[0].mean(0) - g[0][[0, 1, 4]].mean(0)).square().sum()
+    assert torch.allclose(bias[0], expected, rtol=1e-5)
+    assert torch.allclose(bias[1], g[1].mean(0).square().sum(), rtol=1e-5)
