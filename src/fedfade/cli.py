@@ -11,12 +11,14 @@ from rich.table import Table
 
 from fedfade import __version__
 from fedfade.commands import bench, channel
+from fedfade.commands.bound import bound
 from fedfade.commands.compare import compare
 from fedfade.commands.data import data
 from fedfade.commands.learn import learn
 from fedfade.commands.options import PresetArgument, SetOption
 from fedfade.commands.partition import partition
 from fedfade.commands.replay import replay
+from fedfade.commands.train import train
 from fedfade.config import load_config, preset_names, preset_summary, render_config
 from fedfade.errors import UserError
 
@@ -35,7 +37,9 @@ app.command()(compare)
 app.command()(replay)
 app.command()(data)
 app.command()(learn)
+app.command()(bound)
 app.command()(partition)
+app.command()(train)
 
 
 @app.callback(invoke_without_command=True)

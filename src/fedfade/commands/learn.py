@@ -38,7 +38,7 @@ def learn(
     """Train with perfect uploads (or a random few) and report the test accuracy."""
     from fedfade.commands.options import with_data_dir
     from fedfade.config import load_config
-    from fedfade.experiments import pick_device
+    from fedfade.device import pick_device
     from fedfade.learning import Federation, load_data
     from fedfade.learning.fedavg import learning_curve
     from fedfade.learning.local import check_precision

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-    from fedfade.learning.bound import BoundRow
+    from fedfade.learning.estimation import BoundRow
     from fedfade.learning.fedavg import Point
 
 _FORMATS = (".png", ".pdf", ".svg")

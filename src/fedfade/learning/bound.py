@@ -1,0 +1,110 @@
+"""The one-step convergence bound of the paper (Theorem 1) as numbers.
+
+    E[F(w_{t+1})] - F(w_t) <= C1 |grad F(w_t)|^2 + C2 E|gbar - g|^2 + C3            (25)
+
+gbar is the average of all clients' updates, g that of the delivered ones. docs/theory.md proves
+it again, says where the printed proof slips, and derives `rescaled_constants`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the bound knows about a federated problem."""
+
+    local_rate: float  # eta_l
+    global_rate: float  # eta_g
+    steps: int  # E, local mini-batch steps
+    clients: int  # N
+    smoothness: float  # L, Assumption 1, eq. (19)
+    local_variance: float  # sigma_l^2, Assumption 2, eq. (21)
+    global_variance: float  # sigma_g^2, Assumption 3, eq. (22)
+
+
+@dataclass(frozen=True)
+class Constants:
+    """C1, C2, C3 of Theorem 1."""
+
+    c1: float
+    c2: float
+    c3: float
+
+    def bound(self, gradient_squared: float, deviation: float) -> float:
+        """The right-hand side of (25).
+
+        >>> Constants(c1=-0.5, c2=2.0, c3=0.1).bound(gradient_squared=1.0, deviation=0.25)
+        0.1
+        """
+        return self.c1 * gradient_squared + self.c2 * deviation + self.c3
+
+    @property
+    def promises_descent(self) -> bool:
+        """Whether a large enough gradient is sure to make F fall; if not, (25) says nothing."""
+        return self.c1 < 0
+
+
+def rate_limit(steps: int, smoothness: float) -> float:
+    """Largest local rate Lemma 1 and Theorem 1 allow: 1 / (sqrt(8) E L).
+
+    >>> round(rate_limit(steps=3, smoothness=1.0), 4)
+    0.1179
+    """
+    return math.inf if smoothness == 0 else 1.0 / (math.sqrt(8.0) * steps * smoothness)
+
+
+def drift_bound(problem: Problem, gradient_squared: float) -> float:
+    """Lemma 1, eq. (23): bounds E|w_n^(i) - w_t|^2 for i = 0 ... E by |grad F_n(w_t)|^2.
+
+    The paper prints |F_n|^2 where its proof needs, and means, the gradient of F_n.
+    """
+    rate, steps = problem.local_rate, problem.steps
+    return 12 * rate**2 * steps**2 * gradient_squared + 3 * rate**2 * steps * problem.local_variance
+
+
+def mean_gradient_bound(gradient_squared: float, global_variance: float) -> float:
+    """Lemma 2, eq. (24): bounds the clients' mean |grad F_n|^2 by that of F."""
+    return gradient_squared + global_variance
+
+
+def paper_constants(problem: Problem) -> Constants:
+    """C1, C2, C3 as printed below eq. (25)."""
+    local, server, steps = problem.local_rate, problem.global_rate, problem.steps
+    smooth = problem.smoothness
+    shared = (
+        2 * server * (1 - local * steps) ** 2
+        + 12 * server**2 * local**2 * steps**2 * smooth
+        + 24 * server * local**4 * steps**4 * smooth**2
+    )
+    noise = (
+        server * local**2 * steps**3 / (2 * problem.clients)
+        + 3 * server**2 * local**2 * steps * smooth
+        + 6 * server * local**4 * steps**3 * smooth**2
+    )
+    return Constants(
+        c1=shared - server / 2,
+        c2=server * (1 + server * smooth),
+        c3=shared * problem.global_variance + noise * problem.local_variance,
+    )
+
+
+def rescaled_constants(problem: Problem) -> Constants:
+    """The same bound with updates compared to eta_l E grad F instead of grad F.
+
+    The paper's C1 is positive whenever eta_l E < 1/2, because it measures an update of size
+    eta_l E |grad F| against |grad F| itself. Measured on its own scale, C1 is negative as soon as
+    eta_l E L is small (derivation in docs/theory.md).
+    """
+    local, server, steps = problem.local_rate, problem.global_rate, problem.steps
+    smooth = problem.smoothness
+    reach = local * steps
+    drift = server * reach * smooth**2 + smooth * server**2
+    return Constants(
+        c1=12 * reach**2 * drift - server * reach / 2,
+        c2=server / reach + smooth * server**2,
+        c3=drift
+        * (12 * reach**2 * problem.global_variance + 3 * local**2 * steps * problem.local_variance),
+    )

@@ -1,0 +1,145 @@
+"""The bound along a real run: L, the variances, the three terms and what F really did.
+
+F is what the clients minimise: the expected training-mode mini-batch loss, averaged over the
+clients. Its gradient is the mean of stochastic gradients, here over a few draws per client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedfade.learning.averaging import ServerState
+from fedfade.learning.bound import (
+    Constants,
+    Problem,
+    paper_constants,
+    rate_limit,
+    rescaled_constants,
+)
+from fedfade.learning.fedavg import Step, steps
+from fedfade.learning.federation import Federation
+from fedfade.randomness import numpy_generator
+
+
+@dataclass(frozen=True)
+class BoundRow:
+    """One round, measured."""
+
+    round: int
+    delivered: int
+    smoothness: float  # L
+    local_deviation: float  # sigma_l
+    global_deviation: float  # sigma_g
+    gradient_squared: float  # |grad F(w_t)|^2
+    deviation: float  # |gbar - g|^2, one sample of the expectation
+    rate_allowed: bool  # eta_l <= 1 / (sqrt(8) E L)
+    first: float  # C1 |grad F|^2
+    second: float  # C2 |gbar - g|^2
+    third: float  # C3
+    bound: float
+    rescaled: float  # the bound with `rescaled_constants`
+    measured: float  # F(w_{t+1}) - F(w_t)
+
+
+@dataclass(frozen=True)
+class _Slopes:
+    """Stochastic gradients at one model per client."""
+
+    mean: Tensor  # [client, D]
+    variance: Tensor  # [client] of a single draw
+    loss: float
+
+
+def bound_along_run(
+    federation: Federation, seed: int, rounds: int, delivered: int | None = None, draws: int = 8
+) -> Iterator[BoundRow]:
+    """Train one run and compare the bound with what happened, round by round."""
+    for step in steps(federation, [seed], rounds, delivered):
+        yield _measure(federation, seed, step, draws)
+
+
+def _measure(federation: Federation, seed: int, step: Step, draws: int) -> BoundRow:
+    config = federation.config
+    clients = config.clients
+    samples = _samples(federation, seed, step.round, draws)  # [client, draw, sample]
+    here = _slopes(federation, step.before.parameters.expand(clients, -1), step.before, samples)
+    ends = step.before.parameters - step.updates.parameters[0]  # [client, D]
+    there = _slopes(federation, ends, step.before, samples)
+    after = _slopes(federation, step.after.parameters.expand(clients, -1), step.before, samples)
+    gradient_squared, spread = _moments(here, draws)
+    moved = step.updates.parameters[0].norm(dim=1)
+    change = (there.mean - here.mean).norm(dim=1)
+    smoothness = float((change / moved.clamp_min(1e-12)).max())
+    problem = Problem(
+        local_rate=config.local_rate,
+        global_rate=config.global_rate,
+        steps=federation.mini_batches([seed], step.round).shape[2],
+        clients=clients,
+        smoothness=smoothness,
+        local_variance=float(here.variance.max()),
+        global_variance=spread,
+    )
+    everyone = step.updates.parameters[0].mean(0)
+    arrived = step.delivered[0] & step.updates.finite[0]
+    got = step.updates.parameters[0][arrived].sum(0) / arrived.sum().clamp_min(1)
+    deviation = float((everyone - got).square().sum())
+    constants: Constants = paper_constants(problem)
+    return BoundRow(
+        round=step.round,
+        delivered=int(arrived.sum()),
+        smoothness=smoothness,
+        local_deviation=problem.local_variance**0.5,
+        global_deviation=spread**0.5,
+        gradient_squared=gradient_squared,
+        deviation=deviation,
+        rate_allowed=config.local_rate <= rate_limit(problem.steps, smoothness),
+        first=constants.c1 * gradient_squared,
+        second=constants.c2 * deviation,
+        third=constants.c3,
+        bound=constants.bound(gradient_squared, deviation),
+        rescaled=rescaled_constants(problem).bound(gradient_squared, deviation),
+        measured=after.loss - here.loss,
+    )
+
+
+def _samples(federation: Federation, seed: int, round: int, draws: int) -> Tensor:
+    """Mini-batches for the estimates, apart from those trained on: [client, draw, sample]."""
+    parts = federation.partition(seed)
+    size = min([federation.config.batch_size, *(len(part) for part in parts)])
+    rows = []
+    for client, part in enumerate(parts):
+        generator = numpy_generator(seed, "bound", round, client)
+        rows.append(
+            np.stack([part[generator.choice(len(part), size, False)] for _ in range(draws)])
+        )
+    return torch.from_numpy(np.stack(rows)).to(federation.device)
+
+
+def _slopes(federation: Federation, models: Tensor, state: ServerState, samples: Tensor) -> _Slopes:
+    """Every client's mean gradient at its own row of `models`, and how much draws scatter."""
+    clients, draws = samples.shape[:2]
+    rows = ServerState(
+        parameters=models.contiguous(),
+        buffers=state.buffers.expand(clients, -1).contiguous(),
+        momentum=models,
+        previous=models,
+    )
+    found = federation.gradients(rows, samples)  # parameters [client, draw, D]
+    mean = found.parameters.mean(1)
+    scatter = (found.parameters - mean[:, None]).square().sum((1, 2))
+    return _Slopes(mean, scatter / max(draws - 1, 1), float(found.loss.mean()))
+
+
+def _moments(slopes: _Slopes, draws: int) -> tuple[float, float]:
+    """|grad F|^2 and sigma_g^2, both freed of the estimates' own variance."""
+    clients = len(slopes.mean)
+    noise = float(slopes.variance.mean()) / draws  # of one client's mean gradient
+    overall = slopes.mean.mean(0)
+    squared = float(overall.square().sum()) - noise / clients
+    spread = float((slopes.mean - overall).square().sum(1).mean()) - noise * (1 - 1 / clients)
+    return max(squared, 0.0), max(spread, 0.0)
