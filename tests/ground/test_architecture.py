@@ -1,0 +1,55 @@
+"""Imports point along the arrow and never back (docs/architecture.md)."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import fedfade
+
+ROOT = Path(fedfade.__file__).parent
+
+# What each room may import of the others; ground-floor modules are open to all.
+ALLOWED = {
+    "radio": set(),
+    "learning": set(),
+    "uplink": {"radio", "learning"},
+    "allocation": {"radio", "uplink"},
+    "qmix": {"radio", "learning", "uplink", "allocation"},
+    "experiments": {"radio", "learning", "uplink", "allocation", "qmix"},
+    "bench": {"radio", "learning", "uplink", "allocation", "qmix", "experiments"},
+}
+ROOMS = {*ALLOWED, "commands"}
+
+
+def imported(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return names
+
+
+def test_imports_follow_the_data() -> None:
+    for room, allowed in ALLOWED.items():
+        for path in (ROOT / room).rglob("*.py"):
+            rooms = {
+                name.split(".")[1] for name in imported(path) if name.startswith("fedfade.")
+            } & ROOMS
+            assert rooms <= {room, *allowed}, f"{path.relative_to(ROOT)} imports {rooms}"
+
+
+def test_the_ground_floor_stands_alone() -> None:
+    ground = {"config", "randomness", "storage", "errors", "dotted", "device"}
+    for name in ground:
+        inner = {n.split(".")[1] for n in imported(ROOT / f"{name}.py") if n.startswith("fedfade.")}
+        assert inner <= ground
+
+
+def test_library_code_does_not_print() -> None:
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+            assert not (called and node.func.id == "print"), path
