@@ -9,8 +9,8 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: demo test lint clean
 
 demo: .venv/installed
-	$(BIN)/fedfade channel sample --clusters 21 --drops 200 --seed 7 --out demo/gains.npz
-	$(BIN)/fedfade channel show demo/gains.npz --out demo/channel.png
+	$(BIN)/fedfade compare quickstart --out runs/demo
+	$(BIN)/fedfade replay runs/demo --policy shortest-remaining-first --round 7 --out runs/demo/round.png
 
 test: .venv/installed lint
 	$(BIN)/python -m pytest -n 2
@@ -28,4 +28,4 @@ lint: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv demo
+	rm -rf .venv runs

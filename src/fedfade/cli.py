@@ -29,6 +29,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
 )
 
 app.add_typer(bench.app, name="bench")
