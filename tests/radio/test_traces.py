@@ -1,0 +1,284 @@
+"""Traces: reading, importing impulse responses, refusing what is broken; the channel commands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedfade.config import CellConfig, RadioConfig
+from fedfade.radio import Cell, Channel
+from fedfade.radio.statistics import gain_statistics
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """Thirty drops of 250 slots and 4 sub-bands, of unit mean after xpr_gain."""
+    generator = np.random.default_rng(0)
+    gain = generator.exponential(size=(30, 250, 4)).astype(np.float32)
+    mean = generator.uniform(0.5, 0.9, 30).astype(np.float32)
+    np.savez(tmp_path / "t.npz", small_scale_gain=gain * mean[:, None, None], xpr_gain=mean)
+    return tmp_path / "t.npz"
+
+
+def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    arrays = dict(np.load(path))
+    change(arrays)
+    np.savez(path, **arrays)
+    return path
+
+
+def test_traces_play_whole_drops(recorded: Path) -> None:
+    radio, cell = RadioConfig(source="traces", traces=str(recorded)), CellConfig()
+    channel = Channel(radio, cell, clients=5)
+    trajectory = Cell(cell, radio, 5).trajectory([0, 1], rounds=2)
+    gain = channel.small_scale_gain([0, 1], 1, range(3), trajectory)
+    assert gain.shape == (2, 3, 250, 5, 4)
+    arrays = np.load(recorded)
+    drops = torch.from_numpy(arrays["small_scale_gain"] / arrays["xpr_gain"][:, None, None])
+    assert any(torch.equal(gain[1, 2, :, 4], drop) for drop in drops)
+    folder = RadioConfig(source="traces", traces=str(recorded.parent))
+    assert torch.equal(
+        Channel(folder, cell, 5).small_scale_gain([0, 1], 1, range(3), trajectory), gain
+    )
+
+
+def test_broken_traces_are_refused(recorded: Path, fedfade: Callable[..., Any]) -> None:
+    def refused(*words: str) -> str:
+        answer = fedfade(
+            "channel", "sample", "--drops", 2, "--out", recorded.parent / "out" / "gains.npz",
+            "--set", "radio.source=traces", "--set", f"radio.traces={recorded}", *words,
+        )  # fmt: skip
+        assert answer.code == 2
+        assert "Traceback" not in answer.err
+        assert not (recorded.parent / "out" / "gains.npz").exists()
+        return str(answer.err)
+
+    assert "radio.slots = 300" in refused("--set", "radio.slots=300")
+    assert "radio.subbands = 5" in refused("--set", "radio.subbands=5")
+
+    def put_nan(arrays: dict[str, Any]) -> None:
+        arrays["small_scale_gain"][7, 3, 1] = np.nan
+
+    changed(recorded, put_nan)
+    assert "drop 7" in refused()
+    changed(recorded, lambda arrays: arrays.pop("small_scale_gain"))
+    assert "small_scale_gain" in refused()
+    recorded.write_bytes(b"PK\x03\x04 no archive")
+    assert "not an intact .npz" in refused()
+    recorded.unlink()
+    assert "cannot be read" in refused()
+
+
+def test_too_few_drops_for_the_clients(recorded: Path) -> None:
+    radio = RadioConfig(source="traces", traces=str(recorded))
+    with pytest.raises(Exception, match="30 drops, fewer than the 31 clients"):
+        Channel(radio, CellConfig(), clients=31)
+
+
+# --- import ------------------------------------------------------------------------------------
+
+
+def responses(drops: int = 3, paths: int = 6, slots: int = 20) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(1)
+    shape = (drops, paths, slots)
+    coefficients = 1e-5 * (generator.normal(size=shape) + 1j * generator.normal(size=shape))
+    return coefficients, generator.uniform(0, 1e-6, (drops, paths, slots))
+
+
+def expected_gains(coefficients: np.ndarray, delays: np.ndarray, subcarriers: int) -> np.ndarray:
+    """Every frequency by itself, from the definition."""
+    delays = np.broadcast_to(delays.reshape(*coefficients.shape[:2], -1), coefficients.shape)
+    bands = []
+    for centre in (-7.5e6, -2.5e6, 2.5e6, 7.5e6):
+        power = np.zeros((coefficients.shape[0], coefficients.shape[2]))
+        for k in range(subcarriers):
+            frequency = centre + (k - (subcarriers - 1) / 2) * 5e6 / subcarriers
+            field = (coefficients * np.exp(-2j * np.pi * frequency * delays)).sum(1)
+            power += np.abs(field) ** 2 / subcarriers
+        bands.append(power)
+    mean = (np.abs(coefficients) ** 2).mean(2).sum(1)
+    return np.stack(bands, -1) / mean[:, None, None]
+
+
+@pytest.mark.parametrize("ending", [".npz", ".mat"])
+@pytest.mark.parametrize("drifting", [True, False])
+@pytest.mark.parametrize("subcarriers", [1, 25])
+def test_import_samples_the_response(
+    tmp_path: Path,
+    fedfade: Callable[..., Any],
+    ending: str,
+    drifting: bool,
+    subcarriers: int,
+) -> None:
+    coefficients, delays = responses()
+    delays = delays if drifting else delays[..., 0]
+    file = tmp_path / f"cir{ending}"
+    if ending == ".npz":
+        np.savez(file, coefficients=coefficients, delays=delays)
+    else:
+        from scipy.io import savemat
+
+        savemat(file, {"coeff": coefficients, "delay": delays})
+    kind = "centre" if subcarriers == 1 else "average"
+    answer = fedfade("channel", "import", file, "--subband-gain", kind)
+    assert answer.code == 0, answer.err
+    found = np.load(tmp_path / "cir.traces.npz")
+    expected = expected_gains(coefficients, delays, subcarriers)
+    np.testing.assert_allclose(found["small_scale_gain"], expected, rtol=1e-4, atol=1e-5)
+    power_db = 10 * np.log10((np.abs(coefficients) ** 2).mean(2).sum(1))
+    np.testing.assert_allclose(found["large_scale_gain_db"], power_db, rtol=1e-5)
+
+
+def test_import_takes_the_axes_of_other_tools(tmp_path: Path, fedfade: Callable[..., Any]) -> None:
+    coefficients, delays = responses()
+    plain, antennas = tmp_path / "plain.npz", tmp_path / "antennas.npz"
+    np.savez(plain, coefficients=coefficients, delays=delays[..., 0])
+    # Sionna: [batch, rx, rx antenna, tx, tx antenna, path, time] and [batch, rx, tx, path].
+    np.savez(
+        antennas,
+        a=coefficients[:, None, None, None, None],
+        tau=delays[:, None, None, :, 0],
+    )
+    for file in (plain, antennas):
+        assert fedfade("channel", "import", file, "--out", file.with_suffix(".out.npz")).code == 0
+    first, second = (np.load(f.with_suffix(".out.npz")) for f in (plain, antennas))
+    assert np.array_equal(first["small_scale_gain"], second["small_scale_gain"])
+
+
+def test_import_refuses_what_is_no_impulse_response(
+    tmp_path: Path, fedfade: Callable[..., Any]
+) -> None:
+    from scipy.io import savemat
+
+    coefficients, delays = responses()
+
+    def refused(name: str) -> str:
+        answer = fedfade("channel", "import", tmp_path / name)
+        assert answer.code == 2, answer
+        assert "Traceback" not in answer.err
+        assert len(answer.err.strip().splitlines()) == 1
+        assert not list(tmp_path.glob("*.traces.npz"))
+        return str(answer.err)
+
+    savemat(tmp_path / "other.mat", {"temperature": np.arange(4.0), "log": {"a": 1}})
+    assert "temperature" in refused("other.mat")
+    savemat(tmp_path / "struct.mat", {"coeff": {"re": 1}, "delay": delays})
+    assert "no impulse response" in refused("struct.mat")
+    (tmp_path / "hdf.mat").write_bytes(b"MATLAB 7.3 MAT-file, Platform: GLNXA64" + b" " * 200)
+    assert "7.3" in refused("hdf.mat")
+    (tmp_path / "noise.mat").write_bytes(np.random.default_rng(0).bytes(3000))
+    assert "not an intact .mat" in refused("noise.mat")
+    savemat(tmp_path / "whole.mat", {"coeff": coefficients, "delay": delays})
+    half = (tmp_path / "whole.mat").read_bytes()[:700]
+    (tmp_path / "half.mat").write_bytes(half)
+    assert "not an intact .mat" in refused("half.mat")
+    np.savez(tmp_path / "shape.npz", coefficients=coefficients, delays=delays[:, :2])
+    assert "delays" in refused("shape.npz")
+    np.savez(tmp_path / "ns.npz", coefficients=coefficients, delays=delays * 1e9)
+    assert "seconds" in refused("ns.npz")
+    coefficients[1, 2, 3] = np.nan
+    np.savez(tmp_path / "nan.npz", coefficients=coefficients, delays=delays)
+    assert "NaN" in refused("nan.npz")
+    np.savez(tmp_path / "pickle.npz", coefficients=np.array([{}], dtype=object), delays=delays)
+    assert "Python objects" in refused("pickle.npz")
+    assert "cannot be read" in refused("missing.mat")
+    (tmp_path / "text.csv").write_text("1,2")
+    assert "neither" in refused("text.csv")
+
+
+# --- sample and show ---------------------------------------------------------------------------
+
+
+def test_sample_and_show(tmp_path: Path, fedfade: Callable[..., Any]) -> None:
+    first, second = tmp_path / "first.npz", tmp_path / "second.npz"
+    words = ("channel", "sample", "--clusters", 21, "--drops", 40, "--seed", 7)
+    assert fedfade(*words, "--out", first).code == 0
+    assert fedfade(
+        *words, "--carrier-ghz", 2.0, "--speed", 3.0, "--subband-gain", "centre", "--out", second
+    ).code == 0  # fmt: skip
+    arrays = np.load(first)
+    assert arrays["small_scale_gain"].shape == (40, 250, 4)
+    assert arrays["large_scale_gain_db"].shape == (40,)
+    assert arrays["position"].shape == (40, 2)
+    assert np.array_equal(arrays["xpr_gain"], np.ones(40))
+    metadata = json.loads(str(np.load(second)["metadata"]))
+    assert metadata["carrier_hz"] == 2e9
+    assert metadata["speed_mps"] == 3.0
+    assert metadata["subband_gain"] == "centre"
+
+    picture = tmp_path / "fig.png"
+    answer = fedfade("channel", "show", first, second, "--out", picture)
+    assert answer.code == 0, answer.err
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    std = gain_statistics(arrays["small_scale_gain"]).std_db
+    assert f"{std:.2f}" in answer.out
+    assert "Rayleigh" in answer.out
+
+
+def test_sample_is_reproducible(tmp_path: Path, fedfade: Callable[..., Any]) -> None:
+    for name in ("a.npz", "b.npz"):
+        fedfade("channel", "sample", "--drops", 5, "--seed", 3, "--out", tmp_path / name)
+    one, other = (np.load(tmp_path / name) for name in ("a.npz", "b.npz"))
+    assert all(np.array_equal(one[key], other[key]) for key in one.files)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--clusters", "1"), "radio.clusters = 1"),
+        (("--set", "radio.bandwidth_hz=0"), "radio.bandwidth_hz"),
+        (("--set", "radio.bandwidth_hz=-5e6"), "radio.bandwidth_hz"),
+        (("--speed", "nan"), "radio.speed_mps"),
+        (("--carrier-ghz", "-3.5"), "radio.carrier_hz"),
+        (("--subband-gain", "middle"), "radio.subband_gain"),
+        (("--drops", "0"), "--drops"),
+    ],
+)
+def test_sample_refuses_bad_settings(
+    tmp_path: Path, fedfade: Callable[..., Any], words: tuple[str, ...], named: str
+) -> None:
+    answer = fedfade("channel", "sample", *words, "--out", tmp_path / "g.npz")
+    assert answer.code == 2
+    assert named in answer.err
+    assert "Traceback" not in answer.err
+    assert not (tmp_path / "g.npz").exists()
+
+
+def test_output_that_cannot_be_written(tmp_path: Path, fedfade: Callable[..., Any]) -> None:
+    (tmp_path / "file").write_text("in the way")
+    for out in (tmp_path / "file" / "g.npz", Path("/proc/none/g.npz")):
+        answer = fedfade("channel", "sample", "--drops", 2, "--out", out)
+        assert answer.code == 2
+        assert "cannot be made" in answer.err or "cannot be written" in answer.err
+    answer = fedfade("channel", "sample", "--drops", 2, "--out", tmp_path / "g.txt")
+    assert answer.code == 2
+    assert ".npz" in answer.err
+
+
+def test_show_refuses_what_it_cannot_draw(
+    tmp_path: Path, recorded: Path, fedfade: Callable[..., Any]
+) -> None:
+    picture = tmp_path / "fig.png"
+    for words in (
+        (recorded, recorded, recorded, "--out", picture),
+        (recorded, "--out", tmp_path / "fig.doc"),
+        (tmp_path / "none.npz", "--out", picture),
+    ):
+        assert fedfade("channel", "show", *words).code == 2
+    assert not picture.exists()
+    assert fedfade("channel", "show", recorded, "--out", picture).code == 0  # no positions in it
+
+
+def test_bench_ends_with_one_json_object(fedfade: Callable[..., Any]) -> None:
+    answer = fedfade("bench", "channel", "--json", "--repeats", 1)
+    assert answer.code == 0, answer.err
+    figures = json.loads(answer.out.strip().splitlines()[-1])
+    assert figures["threads"] == 1
+    assert 0 < figures["ms_per_client_round"] < 50  # a loaded machine; the figure is the bench's
+    assert figures["memory_mb"] < 1000
