@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from fedfade.errors import UserError
@@ -17,3 +20,14 @@ def pick_device(wanted: str) -> torch.device:
         raise UserError("run.device = 'cuda' is not allowed: there is no CUDA device here.")
     cuda = wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available())
     return torch.device("cuda" if cuda else "cpu")
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Play slots on one thread: their tensors are so small that sharing them costs 10x."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -28,6 +28,7 @@ from fedfade.allocation import (
     play_round,
 )
 from fedfade.config import Config
+from fedfade.device import one_thread
 from fedfade.errors import UserError
 from fedfade.experiments.metrics import Row, jain, read_rows, write_rows
 from fedfade.experiments.run_folder import RunFolder
@@ -181,7 +182,8 @@ class Comparison:
                 updates = self.federation.train(state, self.runs.seed_of_run, number)
                 inner, _ = gram(updates, state.previous)
                 progress(number, "uploads")
-                outcomes = self._uploads(number, inner)
+                with one_thread():
+                    outcomes = self._uploads(number, inner)
                 delivered = self._delivered(outcomes, updates)
                 after = self.federation.average(state, updates, delivered)
                 progress(number, "evaluation")
