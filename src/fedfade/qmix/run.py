@@ -110,6 +110,11 @@ def _resume(trainer: Trainer, folder: Path) -> list[Report]:
     return read_curve(found)
 
 
+def saved_curve(folder: Path) -> list[Report]:
+    """The reports of a training in its folder."""
+    return read_curve(load_checkpoint(folder).tensors("training"))
+
+
 def read_curve(tensors: dict[str, Tensor]) -> list[Report]:
     """The reports stored in a checkpoint."""
     rows = tensors.get(CURVE, torch.zeros(0)).reshape(-1, len(Report._fields)).tolist()

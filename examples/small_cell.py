@@ -1,0 +1,79 @@
+"""Train agents on the small cell and count uploads on rounds they have not seen.
+
+    python examples/small_cell.py --seeds 5 --out runs/small-cell
+
+Each seed trains for about a minute and a half on one core. Prints uploads per round of the
+agents beside exact max sum rate, the block-fading schedule and random, and draws the curves.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedfade.allocation import Policy, load_policy, play_round
+from fedfade.config import Config, load_config
+from fedfade.qmix import load_policy_checkpoint, train
+from fedfade.qmix.curve import smoothed
+from fedfade.qmix.run import saved_curve
+from fedfade.storage import writing
+from fedfade.uplink import Rounds, gradient_source
+
+UNSEEN = 1_000_000  # added to the seed: fading and gradients that were not trained on
+
+
+def uploads(policy: Policy, config: Config, seed: int, batches: int = 20) -> float:
+    """Mean clients delivered in 20 x 20 rounds."""
+    rounds = Rounds(config, gradient_source(config), 20, seed)
+    total = 0.0
+    for batch in range(batches):
+        keys = torch.arange(20) + 20 * batch
+        outcome = play_round(policy, rounds.scenario, rounds.round(batch), keys)
+        total += float(outcome.delivered.sum(-1).float().mean())
+    return total / batches
+
+
+def main() -> None:
+    """Train, count, draw."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path("runs/small-cell"))
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    names = ("random", "max-sum-rate", "block-fading-schedule")
+    print("seed    qmix", *names, sep="  ")  # noqa: T201
+    curves = []
+    for seed in range(arguments.seeds):
+        config = load_config("small-cell", [f"run.seed={seed}", "run.device=cpu"])
+        folder = arguments.out / f"seed-{seed}"
+        train(config, folder)
+        policies = [load_policy_checkpoint(folder, config), *map(load_policy, names)]
+        counts = [uploads(policy, config, UNSEEN + seed) for policy in policies]
+        print(f"{seed:4d}", *(f"{count:6.2f}" for count in counts), sep="  ", flush=True)  # noqa: T201
+        curves.append(saved_curve(folder))
+    draw(curves, arguments.out / "curves.png")
+
+
+def draw(curves: list, path: Path) -> None:
+    """Uploads per round while training, a line a seed."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for seed, curve in enumerate(curves):
+        table = np.array(curve)
+        axes.plot(table[:, 0], smoothed(table[:, 2]), label=f"seed {seed}", linewidth=1.3)
+    table = np.array(curves[0])
+    axes.plot(table[:, 0], table[:, 5] * 4, "--", color="0.5", linewidth=1, label="4 ε")
+    axes.set(xlabel="training episodes", ylabel="uploads per round, of 4", ylim=(0, 4.1))
+    axes.legend(frameon=False, fontsize=8)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    with writing(path) as temporary:
+        figure.savefig(temporary, dpi=110)
+
+
+if __name__ == "__main__":
+    main()
