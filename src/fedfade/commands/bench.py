@@ -39,3 +39,37 @@ def channel(
     from fedfade.bench.channel import measure
 
     report(measure(repeats=repeats, clusters=clusters), json)
+
+
+@app.command()
+def schedule(json: JsonOption = False) -> None:
+    """Exact max sum rate: milliseconds a slot on one thread, and the ratio to enumeration."""
+    from fedfade.bench.schedule import measure
+
+    report(measure(), json)
+
+
+@app.command()
+def round(json: JsonOption = False) -> None:
+    """One round of 10 clients x 250 slots for 20 episodes under each policy: slots a second."""
+    from fedfade.bench.uploads import measure
+
+    report(measure(), json)
+
+
+@app.command()
+def learning(
+    json: JsonOption = False,
+    repeats: Annotated[int, typer.Option(min=1, help="timed rounds of each")] = 7,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of both")] = None,
+    flower: Annotated[bool, typer.Option(help="also Flower's simulation, if installed")] = True,
+) -> None:
+    """Seconds per federated round beside a textbook PyTorch loop, and Flower if installed."""
+    from fedfade.bench.learning import measure
+    from fedfade.device import pick_device
+    from fedfade.errors import not_allowed
+
+    if device not in ("cpu", "cuda"):
+        raise not_allowed("--device", device, "cpu or cuda")
+    report(measure(repeats, pick_device(device).type, flower, threads), json)
