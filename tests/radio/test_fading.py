@@ -187,6 +187,11 @@ def test_gains_do_not_depend_on_the_batch() -> None:
     assert many.shape == (4, 9, 40, 7, 4)
     alone = channel.small_scale_gain([2], 3, [6], places.trajectory([2], 1, first_round=3))
     assert torch.equal(alone[0, 0], many[2, 6])
+    several = channel.small_scale_gains(range(4), [0, 3], range(9), trajectory)
+    assert several.shape == (4, 2, 9, 40, 7, 4)
+    assert torch.equal(several[:, 1], many)
+    with pytest.raises(ValueError, match="the trajectory has"):
+        channel.small_scale_gain([2], 3, [6], trajectory)
     assert not torch.equal(many[2, 6], many[2, 5])
     assert not torch.equal(many[2, 6], many[1, 6])
     assert not torch.equal(many, channel.small_scale_gain(range(4), 2, range(9), trajectory))

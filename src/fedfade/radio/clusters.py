@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -79,39 +80,47 @@ def draw_tr38901(keys: Tensor, place: Place, count: int) -> Clusters:
 def draw_quadriga(keys: Tensor, place: Place, count: int) -> Clusters:
     """Uniform angles, powers that fall with them, then stretched to the spreads asked for."""
     rows, shape = table("quadriga_2_8_clusters"), table()["clusters"]
-    time = -torch.log(uniform(fold(keys, 1), (count,)))
+    draws = uniform(fold(keys, 1), (5, count))  # delay, two azimuths, two zeniths
+    time = -torch.log(draws[..., 0, :])
     time = time - time.amin(-1, keepdim=True)
     # Departure angles fix no ray's Doppler here, but they take their share of the power.
-    departure_azimuth, azimuth, departure_zenith, zenith = (
-        (uniform(fold(keys, i), (count,)) - 0.5) * math.pi for i in range(2, 6)
-    )
+    angles = (draws[..., 1:, :] - 0.5) * math.pi
+    azimuth_fall, zenith_fall = angles[..., :2, :].square(), angles[..., 2:, :].abs()
     power = torch.softmax(
         (1.0 - shape["delay_scaling"]) * time
-        - rows["azimuth_fall"] * (departure_azimuth.square() + azimuth.square())
-        - rows["zenith_fall"] * (departure_zenith.abs() + zenith.abs()),
+        - rows["azimuth_fall"] * azimuth_fall.sum(-2)
+        - rows["zenith_fall"] * zenith_fall.sum(-2),
         dim=-1,
     )
     deviation = time - (power * time).sum(-1, keepdim=True)
     unit = torch.sqrt((power * deviation.square()).sum(-1)).clamp_min(1e-6)
+    # Azimuth and zenith of arrival together: [..., 2, cluster].
+    wanted = torch.stack([place.azimuth_spread_deg, place.zenith_spread_deg], dim=-1)
+    limits = (rows["azimuth_stretch_limit"], rows["zenith_stretch_limit"])
+    arrival = _stretched(
+        angles[..., 1::2, :], power.unsqueeze(-2), torch.deg2rad(wanted), _pair(limits, keys.device)
+    )
     return Clusters(
         power=power,
         delay_s=time * (place.delay_spread_s / unit)[..., None],
-        azimuth_rad=_stretched(
-            azimuth, power, torch.deg2rad(place.azimuth_spread_deg), rows["azimuth_stretch_limit"]
-        ),
-        zenith_rad=_stretched(
-            zenith, power, torch.deg2rad(place.zenith_spread_deg), rows["zenith_stretch_limit"]
-        ),
+        azimuth_rad=arrival[..., 0, :],
+        zenith_rad=arrival[..., 1, :],
     )
 
 
-def _stretched(angle: Tensor, power: Tensor, spread_rad: Tensor, limit: float) -> Tensor:
+def _stretched(angle: Tensor, power: Tensor, spread_rad: Tensor, limit: Tensor) -> Tensor:
     """The angles times the factor that gives them the wanted spread on the circle."""
     factor = torch.ones_like(spread_rad)
     for _ in range(_STRETCHES):
         reached = angle_spread(angle * factor[..., None], power)
-        factor = (factor * spread_rad / reached.clamp_min(1e-6)).clamp_max(limit)
+        factor = torch.minimum(factor * spread_rad / reached.clamp_min(1e-6), limit)
     return angle * factor[..., None]
+
+
+@cache
+def _pair(values: tuple[float, float], device: torch.device) -> Tensor:
+    """Two constants on a device, carried there once."""
+    return torch.tensor(values, device=device)
 
 
 def _signs(keys: Tensor, count: int) -> Tensor:

@@ -30,7 +30,9 @@ def gaussian_field(keys: Tensor, position: Tensor, decorrelation_m: float) -> Te
     >>> bool(value[0] == value[1]), bool(value[0] == value[2])
     (True, False)
     """
-    draws = uniform(keys, (3, WAVES))  # [run, 3, wave]
+    # float64 for the phases: short waves turn many times across a cell, and CPU and CUDA round
+    # float32 differently.
+    draws = uniform(keys, (3, WAVES)).to(torch.float64)  # [run, 3, wave]
     # Strata instead of plain draws for the radius: less error in the correlation of one field.
     strata = (torch.arange(WAVES, device=keys.device) + draws[:, 0]) / WAVES
     radius = torch.sqrt(1.0 / (1.0 - strata).clamp_min(1e-3) ** 2 - 1.0) / decorrelation_m
@@ -45,5 +47,7 @@ def gaussian_field(keys: Tensor, position: Tensor, decorrelation_m: float) -> Te
 
 def _waves(place: Tensor, wave: Tensor, shift: Tensor) -> Tensor:
     """Sum of plane waves at `place` [run, place, 2]; element by element, so batches agree."""
+    place = place.to(torch.float64)
     phase = place[..., :1] * wave[:, None, 0] + place[..., 1:] * wave[:, None, 1]
-    return torch.cos(phase + shift.unsqueeze(1)).sum(-1) * math.sqrt(2.0 / WAVES)
+    phase = torch.remainder(phase + shift.unsqueeze(1), 2.0 * math.pi).to(torch.float32)
+    return torch.cos(phase).sum(-1) * math.sqrt(2.0 / WAVES)
