@@ -12,7 +12,7 @@ from rich.table import Table
 from fedfade.commands.options import PresetArgument, SetOption, stopping_cleanly, time_left
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from fedfade.experiments import Row
 
@@ -55,20 +55,21 @@ def compare(
                 comparison = Comparison(config, chosen)
                 with time_left("rounds", config.run.rounds) as progress:
                     rows = comparison.run(folder, progress)
-            folder.finish()
-        report = write_report(folder.path, config, folder.record, rows)
-    _print_summary(rows, config.learning.clients)
+            folder.finish(scopes={p.name: p.scope for p in comparison.policies.values()})
+        record = folder.record
+        report = write_report(folder.path, config, record, rows)
+    _print_summary(rows, config.learning.clients, record["scopes"])
     typer.echo(f"report: {report}")
 
 
-def _print_summary(rows: Sequence[Row], clients: int) -> None:
+def _print_summary(rows: Sequence[Row], clients: int, scopes: Mapping[str, str]) -> None:
     from fedfade.experiments.report import HEADINGS, genie_line, summaries, table_cells, verdict
 
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     for place, heading in enumerate(HEADINGS):
-        table.add_column(heading, justify="left" if place == 0 else "right", no_wrap=place > 0)
+        table.add_column(heading, justify="left" if place < 2 else "right", no_wrap=place > 0)
     for line in summaries(rows):
-        table.add_row(*table_cells(line))
+        table.add_row(*table_cells(line, scopes))
     console = Console()
     if not console.is_terminal:
         console.width = 110  # a file or pipe has no width of its own

@@ -12,7 +12,7 @@ from typing import Any
 from fedfade.allocation import GENIE, PERFECT
 from fedfade.config import Config
 from fedfade.experiments import figures
-from fedfade.experiments.metrics import Row, Summary, policies_of, summarise
+from fedfade.experiments.metrics import Row, Summary, policies_of, series, summarise
 from fedfade.storage import write_text
 
 _STYLE = """
@@ -26,54 +26,70 @@ img { max-width: 100%; } pre { background: #f5f5f5; padding: .8rem; overflow-x: 
 .best { font-weight: 600; } .quiet { color: #666; }
 """
 
-SCOPE_NOTE = {
-    PERFECT: "bound: every upload succeeds",
-    GENIE: "bound on uploads",
-}
-
 
 def summaries(rows: Sequence[Row]) -> list[Summary]:
     """One line per policy; the genie has uploads only and is not among them."""
     return [summarise(rows, policy) for policy in policies_of(rows) if policy != GENIE]
 
 
-def best_sending(table: Sequence[Summary]) -> Summary | None:
-    """The best policy that really sends (perfect upload is a bound)."""
-    sending = [line for line in table if line.policy != PERFECT]
-    return max(sending, key=lambda line: line.accuracy[0]) if sending else None
+def level_with_best(rows: Sequence[Row]) -> list[str]:
+    """Policies that send whose final accuracy nobody's beats beyond noise, best first.
+
+    Runs of one seed share channel and data, so differences are taken seed by seed; a policy is
+    level with the best when the mean difference is within twice its standard error.
+    """
+    final = {
+        policy: series(rows, policy, "accuracy")[:, -1]
+        for policy in policies_of(rows)
+        if policy not in (PERFECT, GENIE)
+    }
+    if not final:
+        return []
+    order = sorted(final, key=lambda policy: -final[policy].mean())
+    best = final[order[0]]
+
+    def level(policy: str) -> bool:
+        gap = best - final[policy]
+        error = gap.std(ddof=1) / math.sqrt(len(gap)) if len(gap) > 1 else 0.0
+        return bool(gap.mean() <= 2.0 * error)
+
+    return [policy for policy in order if level(policy)]
 
 
 def verdict(rows: Sequence[Row], clients: int) -> str:
     """Who wins, and why, in a few sentences made of the numbers below."""
-    table = summaries(rows)
-    best = best_sending(table)
-    if best is None:
+    table = {line.policy: line for line in summaries(rows)}
+    winners = level_with_best(rows)
+    if not winners:
         return "Only the bound was run."
-    middle, low, high = best.accuracy
-    text = (
-        f"{best.policy} wins with a final accuracy of {middle:.1%} ({low:.1%} to {high:.1%} over "
-        f"seeds): it gets {best.uploads:.1f} of {clients} uploads through in a round"
-    )
-    text += f" and wastes {best.wasted:.0%} of the bits it receives. " if best.wasted >= 0 else ". "
-    perfect = next((line for line in table if line.policy == PERFECT), None)
-    if perfect:
-        gap = 100 * (perfect.accuracy[0] - middle)
-        text += f"Perfect upload reaches {perfect.accuracy[0]:.1%}, {gap:.1f} points more. "
-    starving = [s.policy for s in table if s.policy != PERFECT and s.uploads < 0.5]
+    names = ", ".join(winners[:-1]) + (" and " if len(winners) > 1 else "") + winners[-1]
+    verb = "wins" if len(winners) == 1 else "are level within the noise of the seeds"
+    parts = [
+        f"{names} {verb}: final accuracy "
+        + ", ".join(f"{table[w].accuracy[0]:.1%}" for w in winners)
+        + f", uploads of {clients} a round "
+        + ", ".join(f"{table[w].uploads:.1f}" for w in winners)
+        + "."
+    ]
+    if PERFECT in table:
+        gap = 100 * (table[PERFECT].accuracy[0] - table[winners[0]].accuracy[0])
+        reached = table[PERFECT].accuracy[0]
+        parts.append(f"Perfect upload reaches {reached:.1%}, {gap:.1f} points more.")
+    starving = [s.policy for s in table.values() if s.policy != PERFECT and s.uploads < 0.5]
     if starving:
-        verb = "spreads" if len(starving) == 1 else "spread"
-        text += (
-            f"{', '.join(starving)} {verb} the slots so thinly that fewer than one upload in two "
-            "rounds is completed."
+        parts.append(
+            f"Starving, with fewer than one upload in two rounds: {', '.join(starving)}; slots are "
+            "spread over so many clients that nobody finishes."
         )
-    return text.strip()
+    return " ".join(parts)
 
 
-def table_cells(line: Summary) -> list[str]:
+def table_cells(line: Summary, scopes: Mapping[str, str]) -> list[str]:
     """The summary line as text, for the terminal and the page alike."""
     middle, low, high = line.accuracy
     return [
         line.policy,
+        scopes.get(line.policy, "bound"),
         f"{100 * middle:.1f}",
         f"{100 * low:.1f}-{100 * high:.1f}",
         f"{line.uploads:.2f}",
@@ -86,6 +102,7 @@ def table_cells(line: Summary) -> list[str]:
 
 HEADINGS = [
     "policy",
+    "knows",
     "acc. %",
     "10-90 %",
     "uploads",
@@ -138,11 +155,12 @@ def _page(
     config_text: str,
 ) -> str:
     table = summaries(rows)
-    best = best_sending(table)
+    best = level_with_best(rows)
+    scopes = record.get("scopes") or {}
     lines = []
     for line in table:
-        mark = ' class="best"' if best and line.policy == best.policy else ""
-        cells = "".join(f"<td>{escape(cell)}</td>" for cell in table_cells(line))
+        mark = ' class="best"' if line.policy in best else ""
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in table_cells(line, scopes))
         lines.append(f"<tr{mark}>{cells}</tr>")
     learning, radio, run = config.learning, config.radio, config.run
     setting = (
@@ -170,7 +188,8 @@ def _page(
 <p class="quiet">{escape(setting)}</p>
 <p>{escape(verdict(rows, learning.clients))}</p>
 <table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table>
-<p class="quiet">Final test accuracy: median over seeds and 10-90 % range. Uploads: clients that
+<p class="quiet">Knows: what the policy may see (local: own fading and progress, everybody's
+large-scale gain; feedback: also who has finished; central: everything). Final test accuracy: median over seeds and 10-90 % range. Uploads: clients that
 delivered in a round, mean. Empty: rounds in which nobody delivered and the model stayed. Wasted:
 bits of uploads that were not finished in time. Fairness: Jain's index of uploads per client,
 1 = all equal. Mbit/s: sum rate, mean over slots. {escape(genie or "")}</p>{bad}

@@ -121,9 +121,9 @@ class RunFolder:
         """Whether all rounds are done."""
         return self._record.exists() and self.record.get("finished") is not None
 
-    def finish(self) -> None:
-        """Mark the run as done and drop its checkpoint."""
-        write_json(self._record, self.record | {"finished": _now()})
+    def finish(self, **facts: object) -> None:
+        """Mark the run as done, note facts about it, and drop its checkpoint."""
+        write_json(self._record, self.record | facts | {"finished": _now()})
         self.checkpoint.unlink(missing_ok=True)
 
     def save_checkpoint(self, rounds_done: int, tensors: Mapping[str, Tensor]) -> None:
