@@ -67,11 +67,21 @@ def make_view(
 
 @torch.no_grad()
 def play_round(
-    policy: Policy, scenario: Scenario, round_: Round, keys: Tensor, record: bool = False
+    policy: Policy,
+    scenario: Scenario,
+    round_: Round,
+    keys: Tensor,
+    record: bool = False,
+    start: Progress | None = None,
 ) -> Outcome:
-    """Play all slots of a round for a batch of episodes; `keys` [episode] feed random policies."""
+    """Play all slots of a round for a batch of episodes; `keys` [episode] feed random policies.
+
+    `start` is what each client has to send, the whole payload if not given; a client with nothing
+    to send is silent and counts as delivered.
+    """
     episodes = len(round_.alpha)
-    progress = start_round(scenario, episodes)
+    start = start_round(scenario, episodes) if start is None else start
+    progress = start
     memory = policy.begin(make_view(policy, scenario, round_, progress, 0, keys))
     finish_slot = torch.full_like(progress.remaining_bits, scenario.slots)
     rate_sum = torch.zeros(episodes, device=scenario.device)
@@ -91,7 +101,7 @@ def play_round(
         progress = after
     return Outcome(
         delivered=progress.finished,
-        bits=scenario.payload_bits - progress.remaining_bits,
+        bits=start.remaining_bits - progress.remaining_bits,
         finish_slot=finish_slot,
         sum_rate_bps=rate_sum / scenario.slots,
         reward=reward,
