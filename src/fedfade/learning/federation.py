@@ -139,17 +139,29 @@ class Federation:
         draws = [generator.choice(len(part), size, replace=False) for _ in range(work)]
         return part[np.stack(draws)]
 
-    def train(self, state: ServerState, seeds: Sequence[int], round: int) -> Updates:
-        """Local training of every client of every run, from the broadcast model."""
+    def train(
+        self,
+        state: ServerState,
+        seeds: Sequence[int],
+        round: int,
+        clients: Sequence[int] | None = None,
+    ) -> Updates:
+        """Local training from the broadcast model: every client of every run, or only some.
+
+        A client's update does not depend on which others are trained beside it.
+        """
+        numbers = range(self.config.clients) if clients is None else clients
+        samples = self.mini_batches(seeds, round)
         work = LocalWork(
-            samples=self.mini_batches(seeds, round),
+            samples=samples if clients is None else samples[:, list(clients)],
             rate=self.config.local_rate,
             proximal=self.config.proximal,
             seeds=tuple(seeds),
             round=round,
+            clients=tuple(numbers),
         )
         trained = self._engine.train(state, work)
-        counts = [[len(part) for part in self.partition(seed)] for seed in seeds]
+        counts = [[len(self.partition(seed)[n]) for n in numbers] for seed in seeds]
         return Updates(
             parameters=trained.parameters,
             buffers=trained.buffers,

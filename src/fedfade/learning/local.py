@@ -49,6 +49,8 @@ class LocalWork:
     proximal: float
     seeds: Sequence[int]
     round: int
+    clients: Sequence[int] = ()
+    """Numbers of the clients, to key a user's dropout by; 0 ... N-1 if empty."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +238,8 @@ class ClientLoop:
             yield
             return
         with torch.random.fork_rng(devices=[]):
-            key = stream(work.seeds[run], "dropout", work.round, client)
+            number = work.clients[client] if work.clients else client
+            key = stream(work.seeds[run], "dropout", work.round, number)
             torch.manual_seed(key & (2**63 - 1))
             yield
 
