@@ -39,10 +39,15 @@ def all_transitions() -> Batch:
     )
 
 
-def learned_return(mixer: str, seed: int, updates: int = 2500) -> float:
+def learned_return(mixer: str, seed: int, updates: int = 1500) -> float:
     """What the greedy agents get after learning from all transitions again and again."""
     config = QmixConfig(
-        mixer=mixer, hidden=[32], mixing_width=8, hypernet_width=16, agent_rate=1e-3, mixer_rate=1e-3
+        mixer=mixer,
+        hidden=[32],
+        mixing_width=8,
+        hypernet_width=16,
+        agent_rate=1e-3,
+        mixer_rate=1e-3,
     )
     learner = Learner(config, agents=2, width=3, state_width=3, actions=2, seed=seed)
     batch = all_transitions()

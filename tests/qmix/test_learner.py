@@ -1,0 +1,195 @@
+"""Targets, gradients and mixers against hand and plain-Python calculations."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedfade.config import QmixConfig
+from fedfade.qmix.learner import Learner
+from fedfade.qmix.networks import AgentNetworks, MonotonicMixer
+from fedfade.qmix.policy import ClientNetwork
+from fedfade.qmix.replay import Batch, Replay
+
+
+def random_batch(learner_sizes: tuple[int, int, int, int], size: int, seed: int) -> Batch:
+    agents, width, state, actions = learner_sizes
+    g = torch.Generator().manual_seed(seed)
+    return Batch(
+        observation=torch.randn(agents, size, width, generator=g),
+        state=torch.randn(size, state, generator=g),
+        choice=torch.randint(actions, (agents, size), generator=g),
+        reward=torch.randn(size, generator=g),
+        next_observation=torch.randn(agents, size, width, generator=g),
+        next_state=torch.randn(size, state, generator=g),
+        discount=torch.where(torch.rand(size, generator=g) < 0.3, 0.0, 0.95),
+    )
+
+
+def test_the_target_by_hand() -> None:
+    """Two agents, one observed number, sum mixer; linear networks written down here.
+
+    Online: agent 0 values actions (2z, 1), agent 1 (z, 3 - z); target: agent 0 (z, 10), agent 1
+    (5z, 2). For z' = (1, 1) the online choice is action 0 (2 > 1) and action 1 (2 > 1), which the
+    target networks value 1 and 2. So y = 0.5 + 0.9 (1 + 2) = 3.2, and 0.5 where the episode ends.
+    The target networks' own best actions, as the paper's formula has it, would give 14.
+    """
+    config = QmixConfig(mixer="vdn", hidden=[1])
+    learner = Learner(config, agents=2, width=1, state_width=1, actions=2, seed=0)
+
+    def write(networks: AgentNetworks, slopes: list, offsets: list) -> None:
+        with torch.no_grad():
+            networks.weights[0].fill_(1.0)  # hidden = relu(z), and z is positive
+            networks.biases[0].zero_()
+            networks.weights[1].copy_(torch.tensor(slopes)[:, None, :])
+            networks.biases[1].copy_(torch.tensor(offsets)[:, None, :])
+
+    write(learner.agents, [[2.0, 0.0], [1.0, -1.0]], [[0.0, 1.0], [0.0, 3.0]])
+    write(learner.target_agents, [[1.0, 0.0], [5.0, 0.0]], [[0.0, 10.0], [0.0, 2.0]])
+    one = torch.ones(2, 2, 1)
+    state = torch.zeros(2, 1)
+    batch = Batch(
+        one, state, torch.zeros(2, 2, dtype=torch.int64), torch.tensor([0.5, 0.5]), one, state,
+        torch.tensor([0.9, 0.0]),
+    )  # fmt: skip
+    torch.testing.assert_close(learner.target(batch), torch.tensor([[3.2, 0.5]]))
+
+
+def plain_values(networks: AgentNetworks, agent: int, observation: list[float]) -> list[float]:
+    x = observation
+    for layer, (weight, bias) in enumerate(zip(networks.weights, networks.biases, strict=True)):
+        w, b = weight[agent].tolist(), bias[agent, 0].tolist()
+        x = [b[j] + sum(x[i] * w[i][j] for i in range(len(x))) for j in range(len(b))]
+        if layer < len(networks.weights) - 1:
+            x = [max(v, 0.0) for v in x]
+    return x
+
+
+def plain_mix(mixer: MonotonicMixer, q: list[float], state: list[float]) -> float:
+    def linear(layer: torch.nn.Linear, x: list[float]) -> list[float]:
+        w, b = layer.weight.tolist(), layer.bias.tolist()
+        return [b[j] + sum(v * w[j][i] for i, v in enumerate(x)) for j in range(len(b))]
+
+    first, second, value, bias = torch.tensor(linear(mixer.enter, state)).split(mixer.parts)
+    w1 = [abs(v) for v in linear(mixer.first, first.relu().tolist())]
+    w2 = [abs(v) for v in linear(mixer.second, second.relu().tolist())]
+    last = linear(mixer.value, value.relu().tolist())[0]
+    for unit in range(mixer.width):
+        x = float(bias[unit])
+        x += sum(q[n] * w1[n * mixer.width + unit] for n in range(len(q)))
+        last += w2[unit] * (x if x > 0 else math.expm1(x))
+    return last
+
+
+def test_the_target_of_qmix_in_plain_python() -> None:
+    sizes = (3, 5, 7, 4)
+    learner = Learner(QmixConfig(hidden=[6, 5]), 3, 5, 7, 4, seed=1)
+    other = Learner(QmixConfig(hidden=[6, 5]), 3, 5, 7, 4, seed=2)
+    learner.target_agents.load_state_dict(other.agents.state_dict())
+    learner.target_mixer.load_state_dict(other.mixer.state_dict())
+    batch = random_batch(sizes, 6, seed=3)
+    wanted = []
+    for i in range(6):
+        q = []
+        for agent in range(3):
+            z = batch.next_observation[agent, i].tolist()
+            online = plain_values(learner.agents, agent, z)
+            q.append(plain_values(other.agents, agent, z)[online.index(max(online))])
+        total = plain_mix(other.mixer, q, batch.next_state[i].tolist())
+        wanted.append(float(batch.reward[i]) + float(batch.discount[i]) * total)
+    # float32 against Python floats: a few roundings of values of order 1
+    torch.testing.assert_close(learner.target(batch)[0], torch.tensor(wanted), atol=2e-6, rtol=2e-5)
+
+
+@pytest.mark.parametrize("mixer", ["qmix", "vdn", "independent"])
+@pytest.mark.parametrize("share", [False, True])
+def test_an_update_is_torchs_rmsprop_on_the_squared_error(mixer: str, share: bool) -> None:
+    config = QmixConfig(mixer=mixer, hidden=[6], share_parameters=share, agent_rate=1e-2)
+    learner = Learner(config, 3, 5, 7, 4, seed=1)
+    mirror = Learner(config, 3, 5, 7, 4, seed=1)
+    groups = [{"params": list(mirror.agents.parameters()), "lr": config.agent_rate}]
+    if mixer == "qmix":
+        groups.append({"params": list(mirror.mixer.parameters()), "lr": config.mixer_rate})
+    reference = torch.optim.RMSprop(groups, alpha=0.99, eps=1e-8)
+    for step in range(5):
+        batch = random_batch((3, 5, 7, 4), 16, seed=step)
+        learner.update(batch)
+        target = mirror.target(batch)
+        q = mirror.agents(batch.observation).gather(-1, batch.choice[..., None])[..., 0]
+        reference.zero_grad()
+        (mirror.mixer(q, batch.state) - target).square().mean().backward()
+        reference.step()
+        for a, b in zip(learner.agents.parameters(), mirror.agents.parameters(), strict=True):
+            # sqrt(v) + eps magnifies float32 rounding of tiny gradients: a hundredth of a step
+            torch.testing.assert_close(a, b, atol=1e-2 * config.agent_rate, rtol=1e-4)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10_000), st.floats(0.1, 30.0))
+def test_q_tot_never_falls_when_an_agents_value_rises(seed: int, scale: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    mixer = MonotonicMixer(4, 9, width=8, hypernet=16, generator=generator)
+    q = (scale * torch.randn(4, 64, generator=generator)).requires_grad_()
+    state = scale * torch.randn(64, 9, generator=generator)
+    (slope,) = torch.autograd.grad(mixer(q, state).sum(), q)
+    assert bool((slope >= 0).all())
+    assert bool((slope > 0).any())
+
+
+def test_a_shared_network_knows_who_it_is() -> None:
+    shared = AgentNetworks(3, 5, [8], 4, torch.Generator().manual_seed(0), share=True)
+    z = torch.randn(1, 7, 5).expand(3, -1, -1)
+    values = shared(z)
+    assert not torch.equal(values[0], values[1])
+    for agent in range(3):  # the id folded into the bias gives the same values
+        torch.testing.assert_close(ClientNetwork(shared, agent)(z[agent]), values[agent])
+
+
+@pytest.mark.parametrize("n_step", [1, 3, 6])
+def test_replay_returns_what_was_stored(n_step: int) -> None:
+    """Rewards and observations are numbered, so each sampled transition can be checked."""
+    slots, episodes, gamma = 5, 4, 0.9
+    replay = Replay(40, episodes, agents=2, width=1, state_width=1, slots=slots, seed=0)
+
+    def number(batch: int, slot: int) -> torch.Tensor:
+        return (1000.0 * batch + slot) + 100.0 * torch.arange(episodes)
+
+    for batch in range(7):
+        for slot in range(slots):
+            seen = number(batch, slot)
+            replay.see(torch.tensor([slot]), seen.expand(2, -1)[..., None], seen[:, None])
+            if batch or slot >= n_step:
+                drawn = replay.sample(64, torch.tensor(10 * batch + slot), gamma, n_step)
+                check(drawn, slots, gamma, n_step)
+            replay.act(torch.full((2, episodes), slot), seen)
+    assert replay.rows == 11  # ten rows of four, and the one being written
+
+
+def check(drawn: Batch, slots: int, gamma: float, n_step: int) -> None:
+    here = drawn.state[:, 0]
+    assert torch.equal(drawn.observation[0, :, 0], here)
+    slot = drawn.choice[0]
+    assert torch.equal(slot, (here % 100).long())
+    left = torch.clamp(slots - slot, max=n_step)
+    total = sum(torch.where(k < left, gamma**k * (here + k), 0.0) for k in range(n_step))
+    torch.testing.assert_close(drawn.reward, total)
+    goes_on = slot + n_step < slots
+    assert torch.equal(drawn.discount > 0, goes_on)
+    assert torch.equal(drawn.next_state[goes_on, 0], here[goes_on] + n_step)
+    assert torch.equal(drawn.next_observation[1, goes_on, 0], here[goes_on] + n_step)
+
+
+def test_replay_draws_every_transition_alike() -> None:
+    replay = Replay(100, 10, agents=1, width=1, state_width=1, slots=1000, seed=0)
+    for slot in range(25):
+        place = 10.0 * slot + torch.arange(10)
+        replay.see(torch.tensor([slot]), place[None, :, None], place[:, None])
+        replay.act(torch.zeros(1, 10, dtype=torch.int64), place)
+    replay.see(torch.tensor([25]), torch.zeros(1, 10, 1), torch.zeros(10, 1))
+    drawn = torch.cat([replay.sample(512, torch.tensor(u), 0.9).reward for u in range(200)])
+    counts = torch.bincount(drawn.long(), minlength=250)
+    assert counts[:150].sum() == 0  # only the newest 100 are kept
+    # 102400 draws over 100 places: 1024 each, standard deviation 32
+    assert int((counts[150:] - 1024).abs().max()) < 5 * 32

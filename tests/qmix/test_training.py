@@ -1,0 +1,248 @@
+"""Interrupting, resuming and breaking a training."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedfade.config import Config, load_config
+from fedfade.errors import UserError
+from fedfade.qmix import Trainer, load_policy_checkpoint, train
+from fedfade.qmix import run as run_module
+from fedfade.qmix.checkpoint import load_checkpoint
+from fedfade.qmix.trainer import Diverged
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def final_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    checkpoint = load_checkpoint(folder)
+    return checkpoint.tensors("agents") | checkpoint.tensors("training")
+
+
+def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    def raw(t: torch.Tensor) -> bytes:
+        return t.numpy().tobytes()  # NaN in the curve equals itself
+
+    return one.keys() == other.keys() and all(raw(one[k]) == raw(other[k]) for k in one)
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("gradients", ["synthetic", "learning"])
+def test_resumed_training_ends_in_the_same_bits(
+    gradients: str, tiny: Config, tiny_federated: Config, tmp_path: Path
+) -> None:
+    config = tiny if gradients == "synthetic" else tiny_federated
+    train(config, tmp_path / "whole")
+
+    def stop_at(batch: int):
+        def look(trainer: Trainer, report: object) -> None:
+            if trainer.batch == batch:
+                raise Interrupted
+
+        return look
+
+    for batch in (1, 3, 5):  # each time the batch after the checkpoint is lost and played again
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "parts", stop_at(batch), checkpoint_s=0.0)
+    train(config, tmp_path / "parts")
+    assert same_bits(final_tensors(tmp_path / "whole"), final_tensors(tmp_path / "parts"))
+
+
+def test_killed_training_resumes_to_the_same_bits(
+    tiny: Config, overrides: list[str], tmp_path: Path
+) -> None:
+    """kill -9 at arbitrary moments of the real command, checkpointing all the time."""
+    train(tiny, tmp_path / "whole")
+    program = (
+        "import torch; torch.set_num_threads(1)\n"
+        "from pathlib import Path; from fedfade.config import load_config\n"
+        "from fedfade.qmix import train\n"
+        f"train(load_config('small-cell', {overrides!r}), Path({str(tmp_path / 'killed')!r}), "
+        "checkpoint_s=0.0)\n"
+    )
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-c", program])
+        index = tmp_path / "killed" / "checkpoint.json"
+        before = index.stat().st_mtime_ns if index.exists() else 0
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and process.poll() is None:
+            if index.exists() and index.stat().st_mtime_ns != before:
+                break
+            time.sleep(0.001)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    subprocess.run([sys.executable, "-c", program], check=True)
+    assert same_bits(final_tensors(tmp_path / "whole"), final_tensors(tmp_path / "killed"))
+
+
+def test_the_paper_schedule_of_updates(overrides: list[str]) -> None:
+    """One update every 30 transitions, a target copy every 210, none before a full batch."""
+    config = load_config(
+        "small-cell",
+        [*overrides, "qmix.update_every=30", "qmix.target_every=210", "qmix.episodes=100"],
+    )
+    trainer = Trainer(config)
+    copies = []
+    copy = trainer.learner.copy_target
+    trainer.learner.copy_target = lambda: copies.append(int(trainer.updates)) or copy()
+    while trainer.batch < trainer.batches:
+        trainer.play_batch()
+    transitions = 100 * 12
+    # after 20 transitions 20 // 30 = 0 updates are due, after 40 (>= 32 stored) one, and so on
+    assert int(trainer.updates) == transitions // 30
+    assert copies == [n * 7 for n in range(1, transitions // 210 + 1)]
+
+
+def test_epsilon_falls_linearly_and_stays(tiny: Config) -> None:
+    trainer = Trainer(tiny)
+    seen = []
+    for batch in range(6):
+        trainer.batch = batch
+        seen.append(trainer.epsilon())
+    assert seen == pytest.approx([1.0, 0.7525, 0.505, 0.2575, 0.01, 0.01])
+
+
+def test_the_last_episode_decides_the_federated_update(overrides: list[str]) -> None:
+    config = load_config(
+        "small-cell",
+        [
+            *overrides,
+            "qmix.gradients=learning",
+            "learning.local_work=1",
+            "qmix.parallel_episodes=5",
+        ],
+    )
+    trainer = Trainer(config)
+    delivered = []
+    deliver = trainer.rounds.gradients.deliver
+    trainer.rounds.gradients.deliver = lambda who: delivered.append(who.clone()) or deliver(who)
+    for batch in range(8):
+        trainer.play_batch()
+        assert len(delivered) == (batch + 1) // 4  # 4 batches of 5 episodes are a round
+    last = trainer.rollout.remaining_bits[-1] <= 0
+    assert torch.equal(delivered[-1], last)
+
+
+def test_the_task_starts_again_after_the_last_round(tiny: Config) -> None:
+    trainer = Trainer(tiny)
+    rounds = [trainer.rounds.round(batch) for batch in range(4)]
+    assert [int(r.number[0]) for r in rounds] == [0, 1, 2, 0]
+    assert not torch.equal(rounds[0].fading, rounds[3].fading)
+    assert not torch.equal(rounds[0].inner, rounds[3].inner)
+
+
+def test_episodes_repeat_their_fading_when_told_to(tiny: Config, overrides: list[str]) -> None:
+    fresh = Trainer(tiny).rounds.round(0).fading
+    assert not torch.equal(fresh[0], fresh[1])
+    config = load_config("small-cell", [*overrides, "run.repeat_fading=true"])
+    same = Trainer(config).rounds.round(0).fading
+    assert torch.equal(same[0], same[19])
+
+
+# --- bad input ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trained(tiny: Config, tmp_path: Path) -> Path:
+    config = tiny.model_copy(update={"qmix": tiny.qmix.model_copy(update={"episodes": 40})})
+    train(config, tmp_path / "trained")
+    return tmp_path / "trained"
+
+
+def test_another_scenario_is_named(trained: Path, overrides: list[str]) -> None:
+    with pytest.raises(UserError, match=r"radio\.slots is 12 there and 50 here"):
+        load_policy_checkpoint(trained, load_config("small-cell"))
+    with pytest.raises(UserError, match=r"allocation\.hide is \[\] there and \['fading'\] here"):
+        load_policy_checkpoint(
+            trained, load_config("small-cell", [*overrides, "allocation.hide=[fading]"])
+        )
+    # what the paper varies between training and test is no other scenario
+    load_policy_checkpoint(trained, load_config("small-cell", [*overrides, "radio.clusters=28"]))
+    with pytest.raises(UserError, match=r"qmix\.gamma is 0\.98 there and 0\.9 here"):
+        train(load_config("small-cell", [*overrides, "qmix.gamma=0.9"]), trained)
+
+
+def test_broken_files_are_refused_in_a_sentence(trained: Path, tiny: Config) -> None:
+    agents = next(trained.glob("agents-*.safetensors"))
+    whole = agents.read_bytes()
+    for wrong in (whole[:-1], whole[:-1] + b"x", b"", pickle.dumps({"weights": [1, 2]})):
+        agents.write_bytes(wrong)
+        with pytest.raises(UserError, match="truncated or changed"):
+            load_policy_checkpoint(trained, tiny)
+    agents.unlink()
+    with pytest.raises(UserError, match="cannot be read"):
+        load_policy_checkpoint(trained, tiny)
+
+
+def test_a_broken_index_is_refused_in_a_sentence(trained: Path, tiny: Config) -> None:
+    index = trained / "checkpoint.json"
+    good = json.loads(index.read_text())
+    index.write_bytes(pickle.dumps(good))
+    with pytest.raises(UserError, match="not valid JSON"):
+        load_policy_checkpoint(trained, tiny)
+    outside = {part: {"name": "../../secret", "sha256": ""} for part in ("agents", "training")}
+    for change in ({"format": "x"}, {"version": 9}, {"batch": -1}, {"files": outside}):
+        index.write_text(json.dumps(good | change))
+        with pytest.raises(UserError):
+            load_policy_checkpoint(trained, tiny)
+    with pytest.raises(UserError, match=r"holds no checkpoint\.json"):
+        load_policy_checkpoint(trained / "nowhere", tiny)
+
+
+def test_a_pickle_with_a_matching_digest_is_still_not_loaded(trained: Path, tiny: Config) -> None:
+    import hashlib
+
+    content = pickle.dumps({"weights.0": 1})
+    next(trained.glob("agents-*.safetensors")).write_bytes(content)
+    index = json.loads((trained / "checkpoint.json").read_text())
+    index["files"]["agents"]["sha256"] = hashlib.sha256(content).hexdigest()
+    (trained / "checkpoint.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match="no safetensors file"):
+        load_policy_checkpoint(trained, tiny)
+
+
+def test_a_diverging_training_keeps_its_last_good_checkpoint(tiny: Config, tmp_path: Path) -> None:
+    def poison(trainer: Trainer, report: object) -> None:
+        if trainer.batch == 3:
+            run_module.save(trainer, tmp_path, [])
+            trainer.replay.reward.fill_(float("nan"))
+
+    with pytest.raises(Diverged, match="episode 80 because the loss became infinite or not a"):
+        train(tiny, tmp_path, poison, checkpoint_s=0.0)
+    assert load_checkpoint(tmp_path).batch == 3
+    load_policy_checkpoint(tmp_path, tiny)
+
+
+def test_rewards_that_are_no_numbers_stop_the_training(tiny: Config) -> None:
+    trainer = Trainer(tiny)
+    trainer.rounds.gradients.inner = lambda seed, round: torch.full((4, 4), float("nan"))
+    with pytest.raises(Diverged, match="rewards became"):
+        trainer.play_batch()
+
+
+def test_the_command_reports_errors_with_exit_code_2(tmp_path: Path, trained: Path) -> None:
+    def fedfade(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "fedfade.cli", "train", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    wrong = fedfade("small-cell", "--out", str(trained), "--seed", "7")
+    assert wrong.returncode == 2
+    assert "error: the checkpoint in" in wrong.stderr
+    assert "Traceback" not in wrong.stderr
+    odd = fedfade("small-cell", "--out", str(tmp_path / "o"), "--set", "qmix.parallel_episodes=7")
+    assert odd.returncode == 2
+    assert "a divisor of run.episodes_per_round = 20" in odd.stderr

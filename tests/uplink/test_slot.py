@@ -1,0 +1,167 @@
+"""The slot step against a plain-Python one, and the sum of slot rewards against the round's."""
+
+import math
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedfade.config import load_config
+from fedfade.uplink import (
+    Action,
+    Progress,
+    Round,
+    Scenario,
+    decode_action,
+    normalised_inner,
+    observe,
+    play_slot,
+    round_reward,
+    scenario_from_config,
+    slot_gain,
+    slot_reward,
+    start_round,
+)
+
+
+def scenario(clients: int = 5, bands: int = 3, slots: int = 20) -> Scenario:
+    config = load_config(
+        "ring",
+        [f"learning.clients={clients}", f"radio.subbands={bands}", f"radio.slots={slots}"],
+    )
+    return scenario_from_config(config, payload_bits=4e5)
+
+
+def random_round(s: Scenario, episodes: int, seed: int) -> Round:
+    g = torch.Generator().manual_seed(seed)
+    snr_db = 20 + 5 * torch.randn(episodes, s.clients, generator=g)
+    vectors = torch.randn(episodes, s.clients, 7, generator=g)
+    return Round(
+        alpha=10 ** (snr_db / 10) * s.noise_w / s.full_power_w,
+        fading=-torch.rand(episodes, s.slots, s.clients, s.bands, generator=g).log(),
+        inner=vectors @ vectors.mT,
+        number=torch.zeros(episodes),
+    )
+
+
+def plain_slot(
+    s: Scenario, remaining: list[float], gain: list[list[float]], band: list[int], level: list[int]
+) -> list[float]:
+    """What is left after a slot, one client after another (paper: eq. 10 to 12)."""
+    watt = [float(w) for w in s.power_w]
+    left = []
+    for n in range(s.clients):
+        if remaining[n] <= 0:
+            left.append(0.0)
+            continue
+        noise = s.noise_w
+        for other in range(s.clients):
+            if other != n and band[other] == band[n] and remaining[other] > 0:
+                noise += watt[level[other]] * gain[other][band[n]]
+        sinr = watt[level[n]] * gain[n][band[n]] / noise
+        bits = s.bandwidth_hz * math.log2(1 + sinr) * s.slot_s
+        left.append(max(0.0, remaining[n] - bits))
+    return left
+
+
+def test_a_round_played_by_an_independent_implementation() -> None:
+    s = scenario()
+    episodes = 8
+    round_ = random_round(s, episodes, seed=0)
+    progress = start_round(s, episodes)
+    g = torch.Generator().manual_seed(1)
+    plain = [[s.payload_bits] * s.clients for _ in range(episodes)]
+    for slot in range(s.slots):
+        choice = torch.randint(s.actions, (episodes, s.clients), generator=g)
+        action = decode_action(s, choice)
+        progress, _ = play_slot(s, progress, slot_gain(round_, slot), action)
+        for e in range(episodes):
+            gain = (round_.alpha[e, :, None] * round_.fading[e, slot]).tolist()
+            plain[e] = plain_slot(
+                s, plain[e], gain, action.band[e].tolist(), action.level[e].tolist()
+            )
+        # float32 against double, errors adding up over the slots: a millionth of the payload each
+        torch.testing.assert_close(
+            progress.remaining_bits, torch.tensor(plain), atol=1e-6 * s.payload_bits * 20, rtol=0
+        )
+    assert 0 < int(progress.finished.sum()) < progress.finished.numel()
+
+
+def test_the_finished_neither_send_nor_disturb() -> None:
+    s = scenario(clients=2)
+    gain = torch.full((1, 2, 3), 100 * s.noise_w / s.full_power_w)
+    both = Action(torch.zeros(1, 2, dtype=torch.int64), torch.full((1, 2), s.full_level))
+    _, result = play_slot(s, Progress(torch.tensor([[0.0, 4e5]])), gain, both)
+    assert float(result.rate_bps[0, 0]) == 0.0
+    alone = s.bandwidth_hz * math.log2(101)
+    assert math.isclose(float(result.rate_bps[0, 1]), alone, rel_tol=1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 4))
+def test_slot_rewards_add_up_to_the_round(seed: int, clients: int, bands: int) -> None:
+    """lambda_1 |N_t| - lambda_2 |sum of d_n|^2 whatever the order of finishing (eq. 29, 30)."""
+    s = scenario(clients, bands)
+    round_ = random_round(s, 4, seed)
+    normalised = normalised_inner(round_.inner)
+    g = torch.Generator().manual_seed(seed)
+    progress, total, sent = start_round(s, 4), torch.zeros(4), torch.zeros(4)
+    for _ in range(s.slots):
+        bits = torch.rand(4, clients, generator=g) * 0.12 * s.payload_bits
+        after = Progress((progress.remaining_bits - bits).clamp(min=0))
+        action = decode_action(s, torch.zeros(4, clients, dtype=torch.int64))
+        _, result = play_slot(s, progress, slot_gain(round_, 0), action)
+        total += slot_reward(s, normalised, progress, after, result)
+        sent += result.rate_bps.sum(-1) * s.slot_s / (s.bands * s.payload_bits)
+        progress = after
+    wanted = s.reward.convergence * round_reward(s, round_.inner, progress.finished)
+    # 20 float32 additions of numbers up to 3
+    torch.testing.assert_close(total, wanted + s.reward.rate * sent, atol=2e-5, rtol=1e-5)
+
+
+def test_slot_rewards_spelled_out_as_in_the_paper() -> None:
+    """Eq. 30's sums over D and D- one by one."""
+    s = scenario(clients=6)
+    round_ = random_round(s, 1, seed=5)
+    normalised = normalised_inner(round_.inner)
+    before = Progress(torch.tensor([[0.0, 1.0, 1.0, 0.0, 1.0, 1.0]]))
+    after = Progress(torch.tensor([[0.0, 0.0, 1.0, 0.0, 0.0, 1.0]]))
+    silent = Action(torch.zeros(1, 6, dtype=torch.int64), torch.full((1, 6), s.silent_level))
+    _, result = play_slot(s, before, slot_gain(round_, 0), silent)
+    now, earlier, inner = [1, 4], [0, 3], normalised[0].tolist()
+    bracket = 0.0
+    for n in now:
+        bracket += inner[n][n] + 2 * sum(inner[n][m] for m in earlier)
+        bracket += sum(inner[n][m] for m in now if m != n)
+    wanted = s.reward.delivered * len(now) - s.reward.deviation * bracket
+    found = slot_reward(s, normalised, before, after, result)
+    assert math.isclose(float(found), s.reward.convergence * wanted, rel_tol=1e-5)
+
+
+def test_an_observation_number_by_number() -> None:
+    s = scenario(clients=2, bands=2, slots=10)
+    round_ = random_round(s, 1, seed=3)._replace(number=torch.tensor([30.0]))
+    progress = Progress(torch.tensor([[1e5, 4e5]]))
+    found = observe(s, round_, progress, slot=4)[0]
+    for n in range(2):
+        snr_db = 10 * torch.log10(round_.alpha[0] * s.full_power_w / s.noise_w)
+        fading_db = 10 * torch.log10(round_.fading[0, 4, n])
+        deviation = math.log10(float(round_.inner[0, n, n]))
+        wanted = [
+            *((snr_db - 15) / 15).tolist(),
+            *(fading_db / 10).tolist(),
+            float(progress.remaining_bits[0, n]) / s.payload_bits,
+            0.6,  # 6 of 10 slots left
+            deviation / 4,
+            0.3,  # round 30 of 100
+        ]
+        torch.testing.assert_close(found[n], torch.tensor(wanted), atol=1e-5, rtol=1e-5)
+
+
+def test_hidden_observations_are_one() -> None:
+    config = load_config("ring", ["allocation.hide=[gradient, fading]", "radio.slots=3"])
+    s = scenario_from_config(config, 4e5)
+    round_ = random_round(s, 2, seed=0)
+    found = observe(s, round_, start_round(s, 2), 1)
+    assert bool((found[..., 10:14] == 1).all())
+    assert bool((found[..., 16] == 1).all())
