@@ -31,9 +31,9 @@ class Updates:
 
 def is_finite(parameters: Tensor, buffers: Tensor) -> Tensor:
     """Whether all a client sends is finite: [run, client]."""
-    # A sum of magnitudes is finite exactly when every term is, unless it overflows float32; an
-    # update that large is no use either. It reads the update once, without a mask its size.
-    return (parameters.abs().sum(-1) + buffers.abs().sum(-1)).isfinite()
+    # Squares, so that the Gram matrix is finite too: an update whose squared norm overflows is of
+    # no use to anybody.
+    return (parameters.square().sum(-1) + buffers.square().sum(-1)).isfinite()
 
 
 def gram(updates: Updates, previous: Tensor) -> tuple[Tensor, Tensor]:
