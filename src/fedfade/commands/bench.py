@@ -73,3 +73,15 @@ def learning(
     if device not in ("cpu", "cuda"):
         raise not_allowed("--device", device, "cpu or cuda")
     report(measure(repeats, pick_device(device).type, flower, threads), json)
+
+
+@app.command()
+def train(
+    json: JsonOption = False,
+    repeats: Annotated[int, typer.Option(min=1, help="timed updates")] = 40,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 2,
+) -> None:
+    """QMIX at the paper's sizes: updates a second, share of the bare matrix products, hours."""
+    from fedfade.bench.train import measure
+
+    report(measure(repeats=repeats, threads=threads), json)

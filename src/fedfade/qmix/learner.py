@@ -106,10 +106,15 @@ class Learner:
     def update(self, batch: Batch) -> Update:
         """One step on the squared TD error of a batch (paper: eq. 34)."""
         target = self.target(batch)
-        q = self.agents(batch.observation).gather(-1, batch.choice[..., None]).squeeze(-1)
+        with torch.no_grad():
+            tape = self.agents.layers(batch.observation)
+            q = tape[-1].gather(-1, batch.choice[..., None]).squeeze(-1)
+        q.requires_grad_()
         total = self.mixer(q, batch.state)
         loss = nn.functional.mse_loss(total, target)
         loss.backward()  # type: ignore[no-untyped-call]
+        assert q.grad is not None
+        self.agents.backward(tape, batch.choice, q.grad)
         for optimiser in self.optimisers:
             optimiser.step()
         return Update(loss.detach(), total.detach().mean())

@@ -1,4 +1,8 @@
-"""One round of uploads: slots, observations, reward."""
+"""One round of uploads: slots, observations, reward, and the whole as an environment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from fedfade.uplink.gradients import GradientSource, gradient_source, record_gradients
 from fedfade.uplink.observation import (
@@ -25,6 +29,26 @@ from fedfade.uplink.slot import (
     start_round,
 )
 
+if TYPE_CHECKING:
+    from pettingzoo import AECEnv
+
+    from fedfade.uplink.parallel import UplinkEnv
+
+
+def parallel_env(*arguments: Any, **keywords: Any) -> UplinkEnv:
+    """A PettingZoo ParallelEnv: `fedfade.uplink.parallel.parallel_env` has the parameters."""
+    from fedfade.uplink import parallel  # PettingZoo is not needed to train
+
+    return parallel.parallel_env(*arguments, **keywords)
+
+
+def env(*arguments: Any, **keywords: Any) -> AECEnv[str, Any, Any]:
+    """A PettingZoo AECEnv: `fedfade.uplink.parallel.env` has the parameters."""
+    from fedfade.uplink import parallel
+
+    return parallel.env(*arguments, **keywords)
+
+
 __all__ = [
     "Action",
     "Backdrop",
@@ -35,6 +59,7 @@ __all__ = [
     "Scenario",
     "SlotResult",
     "decode_action",
+    "env",
     "fill_observation",
     "fill_state",
     "global_state",
@@ -43,6 +68,7 @@ __all__ = [
     "normalised_inner",
     "observation_width",
     "observe",
+    "parallel_env",
     "play_slot",
     "record_gradients",
     "round_reward",
