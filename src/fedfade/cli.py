@@ -14,6 +14,7 @@ from fedfade.commands import bench, channel
 from fedfade.commands.bound import bound
 from fedfade.commands.compare import compare
 from fedfade.commands.data import data
+from fedfade.commands.export import export
 from fedfade.commands.learn import learn
 from fedfade.commands.options import PresetArgument, SetOption
 from fedfade.commands.partition import partition
@@ -41,6 +42,7 @@ app.command()(learn)
 app.command()(bound)
 app.command()(partition)
 app.command()(train)
+app.command()(export)
 
 
 @app.callback(invoke_without_command=True)

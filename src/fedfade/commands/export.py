@@ -1,0 +1,20 @@
+"""`fedfade export`: trained agents for devices without PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(help="folder of a training")],
+    onnx: Annotated[Path, typer.Option(help="folder to write the ONNX files to")],
+) -> None:
+    """Write one small ONNX file per client and the normalisation of its inputs."""
+    from fedfade.qmix.export import export_agents
+
+    files = export_agents(folder, onnx)
+    size = sum(path.stat().st_size for path in files) // len(files)
+    typer.echo(f"{len(files)} clients, {size // 1024} KiB each, and normalisation.json: {onnx}")
