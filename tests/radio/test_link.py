@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from fedfade.radio import db_to_linear, dbm_to_w, rate_bps, sinr, slot_bits
+from fedfade.config import RadioConfig
+from fedfade.radio import db_to_linear, dbm_to_w, noise_w, rate_bps, sinr, slot_bits
 
 
 def looped(
@@ -63,6 +64,7 @@ def test_weak_neighbour_of_a_strong_client_keeps_its_weight() -> None:
 
 def test_levels_and_rates() -> None:
     assert dbm_to_w(-100.0).item() == 0.0
+    assert noise_w(RadioConfig()) == pytest.approx(10 ** ((-174 + 66.99 + 5 - 30) / 10), rel=1e-3)
     assert dbm_to_w(-99.0).item() > 0.0
     assert dbm_to_w(23.0).item() == pytest.approx(0.1995, rel=1e-3)
     assert db_to_linear(torch.tensor(3.0)).item() == pytest.approx(10**0.3, rel=1e-6)

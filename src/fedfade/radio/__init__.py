@@ -10,6 +10,7 @@ from fedfade.radio.channel import Channel
 from fedfade.radio.link import (
     db_to_linear,
     dbm_to_w,
+    noise_w,
     rate_bps,
     received_w,
     sinr,
@@ -24,6 +25,7 @@ __all__ = [
     "Trajectory",
     "db_to_linear",
     "dbm_to_w",
+    "noise_w",
     "path_loss_db",
     "rate_bps",
     "received_w",

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from fedfade.config import SILENT_DBM
+from fedfade.config import SILENT_DBM, RadioConfig
 
 
 def db_to_linear(value_db: Tensor) -> Tensor:
@@ -24,13 +24,24 @@ def db_to_linear(value_db: Tensor) -> Tensor:
 
 
 def dbm_to_w(level_dbm: Tensor | float) -> Tensor:
-    """Power in watt; a level of -100 dBm or less means silent and is exactly zero.
+    """Transmit power in watt; a level of -100 dBm or less means silent and is exactly zero.
+
+    Not for noise, which lies below that level: see `noise_w`.
 
     >>> dbm_to_w(torch.tensor([30.0, -100.0]))
     tensor([1., 0.])
     """
     level = torch.as_tensor(level_dbm, dtype=torch.float32)
     return torch.where(level <= SILENT_DBM, torch.zeros_like(level), db_to_linear(level - 30.0))
+
+
+def noise_w(radio: RadioConfig) -> float:
+    """Noise power in one sub-band, in watt.
+
+    >>> f"{noise_w(RadioConfig()):.2e}"                         # -102 dBm
+    '6.29e-14'
+    """
+    return float(10.0 ** ((radio.noise_dbm - 30.0) / 10.0))
 
 
 def received_w(gain: Tensor, band: Tensor, power_w: Tensor) -> Tensor:
