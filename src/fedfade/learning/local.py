@@ -1,4 +1,4 @@
-"""Local training, twice: client after client on CPU threads, or all at once under vmap.
+"""Local training, client after client on CPU threads; `batched` does it all at once on CUDA.
 
 Both take the broadcast state and a list of mini-batches and return every client's update; they
 agree up to rounding. Neither draws random numbers, except for a user's dropout layers.
@@ -6,7 +6,6 @@ agree up to rounding. Neither draws random numbers, except for a user's dropout 
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,6 @@ from typing import Literal, Protocol, cast, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 
 from fedfade.errors import not_allowed
 from fedfade.learning.averaging import ServerState
@@ -28,8 +26,7 @@ from fedfade.randomness import stream
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 
-_EVALUATION_BATCH = {"cpu": 50, "cuda": 1000}  # on the CPU blocks that stay in the cache
-_CLIENTS_AT_ONCE = 512  # under vmap; bounds the memory of a step
+_EVALUATION_IMAGES = 50  # in a block, which then stays in the cache
 
 
 def check_precision(text: str) -> Precision:
@@ -84,10 +81,12 @@ def make_engine(
         name = "loop" if dataset.train_images.device.type == "cpu" else "vmap"
     if name == "loop":
         return ClientLoop(model, dataset, precision, threads)
+    from fedfade.learning.batched import ClientBatch
+
     return ClientBatch(model, dataset, precision)
 
 
-def _arithmetic(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
+def arithmetic(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
     """float32 as on any CPU unless asked otherwise: TensorFloat-32 would lose 13 bits unseen."""
     if precision == "bfloat16":
         return torch.autocast(device.type, dtype=torch.bfloat16)
@@ -134,7 +133,7 @@ class _Seat:
         total = torch.zeros((), device=samples.device)
         for batch in samples:
             images = self.dataset.normalised(self.dataset.train_images[batch])
-            with _arithmetic(samples.device, self.precision):
+            with arithmetic(samples.device, self.precision):
                 loss = F.cross_entropy(self.model(images), self.dataset.train_labels[batch])
             gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
             with torch.no_grad():
@@ -149,7 +148,7 @@ class _Seat:
     def evaluate(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Correct images and summed loss of one block."""
         self.model.eval()
-        with _arithmetic(labels.device, self.precision):
+        with arithmetic(labels.device, self.precision):
             logits = self.model(self.dataset.normalised(images)).float()
         return (logits.argmax(1) == labels).sum(), F.cross_entropy(logits, labels, reduction="sum")
 
@@ -197,7 +196,7 @@ class ClientLoop:
     def evaluate(self, state: ServerState, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Number of correct images and summed loss of each run."""
         runs = len(state.parameters)
-        size = _EVALUATION_BATCH["cpu"]
+        size = _EVALUATION_IMAGES
         firsts = range(0, len(labels), size)
         correct = labels.new_zeros(runs, len(firsts))
         loss = state.parameters.new_zeros(runs, len(firsts))
@@ -241,112 +240,4 @@ class ClientLoop:
             number = work.clients[client] if work.clients else client
             key = stream(work.seeds[run], "dropout", work.round, number)
             torch.manual_seed(key & (2**63 - 1))
-            yield
-
-
-# --- all at once -----------------------------------------------------------------------------
-
-
-class ClientBatch:
-    """Every client of every run in one batch, the engine for CUDA; nothing waits for the host."""
-
-    def __init__(self, model: nn.Module, dataset: Dataset, precision: Precision) -> None:
-        self.device = dataset.mean.device
-        self.model = copy.deepcopy(model).to(self.device)
-        self.dataset, self.precision = dataset, precision
-        self.parameter_layout = parameter_layout(model)
-        self.buffer_layout = buffer_layout(model)
-        self._dropout = has_dropout(model)
-        # Without dropout a random number would be a mistake, so vmap is told to refuse it.
-        randomness = "different" if self._dropout else "error"
-        self._gradient = vmap(grad(self._loss, has_aux=True), randomness=randomness)
-        self._predict = vmap(self._logits, in_dims=(0, 0, None), randomness="error")
-
-    def _loss(
-        self, flat: Tensor, buffers: Tensor, images: Tensor, labels: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Loss of one client; aux: the loss again, and the running statistics after the pass."""
-        # Batch norm writes into its buffers, so it gets copies; its step counter is among `other`.
-        running = {name: view.clone() for name, view in self.buffer_layout.views(buffers).items()}
-        other = {n: b.clone() for n, b in self.model.named_buffers() if n not in running}
-        named = {**self.parameter_layout.views(flat), **running, **other}
-        with _arithmetic(self.device, self.precision):
-            logits = functional_call(self.model, named, (images,))
-            loss = F.cross_entropy(logits.float(), labels)
-        after = [value.flatten() for value in running.values()]
-        return loss, (loss, torch.cat(after) if after else buffers)
-
-    def _logits(self, flat: Tensor, buffers: Tensor, images: Tensor) -> Tensor:
-        named = {**self.parameter_layout.views(flat), **self.buffer_layout.views(buffers)}
-        logits: Tensor = functional_call(self.model, named, (images,))
-        return logits
-
-    def train(self, state: ServerState, work: LocalWork) -> Trained:
-        """Every client's update."""
-        runs, clients = work.samples.shape[:2]
-        start = state.parameters.repeat_interleave(clients, 0)  # [run x client, D]
-        buffers = state.buffers.repeat_interleave(clients, 0)
-        samples = work.samples.flatten(0, 1)  # [run x client, step, sample]
-        blocks = [
-            self._train_block(*block, work)
-            for block in zip(
-                torch.split(start, _CLIENTS_AT_ONCE),
-                torch.split(buffers, _CLIENTS_AT_ONCE),
-                torch.split(samples, _CLIENTS_AT_ONCE),
-                strict=True,
-            )
-        ]
-        after, running, loss = (torch.cat(parts) for parts in zip(*blocks, strict=True))
-        return Trained(
-            parameters=(start - after).view(runs, clients, -1),
-            buffers=running.view(runs, clients, state.buffers.shape[1]),
-            loss=loss.view(runs, clients),
-        )
-
-    def _train_block(
-        self, start: Tensor, buffers: Tensor, samples: Tensor, work: LocalWork
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        self.model.train()
-        flat = start.clone()
-        total = torch.zeros(len(flat), device=self.device)
-        with self._generator(work):
-            for step in range(samples.shape[1]):
-                batch = samples[:, step]
-                images = self.dataset.normalised(self.dataset.train_images[batch])
-                labels = self.dataset.train_labels[batch]
-                gradient, (loss, buffers) = self._gradient(flat, buffers, images, labels)
-                if work.proximal:
-                    gradient = gradient + work.proximal * (flat - start)
-                flat = flat - work.rate * gradient
-                total += loss
-        return flat, buffers, total / samples.shape[1]
-
-    @torch.no_grad()
-    def evaluate(self, state: ServerState, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Number of correct images and summed loss of each run."""
-        self.model.eval()
-        runs = len(state.parameters)
-        correct = torch.zeros(runs, dtype=torch.int64, device=self.device)
-        total = torch.zeros(runs, device=self.device)
-        size = _EVALUATION_BATCH.get(self.device.type, 1000)
-        blocks = zip(torch.split(images, size), torch.split(labels, size), strict=True)
-        for part, truth in blocks:
-            with _arithmetic(self.device, self.precision):
-                logits = self._predict(
-                    state.parameters, state.buffers, self.dataset.normalised(part)
-                )
-            logits = logits.float()  # [run, sample, class]
-            correct += (logits.argmax(2) == truth).sum(1)
-            truths = truth.expand(runs, -1)
-            total += F.cross_entropy(logits.mT, truths, reduction="none").sum(1)
-        return correct, total
-
-    @contextmanager
-    def _generator(self, work: LocalWork) -> Iterator[None]:
-        if not self._dropout:
-            yield
-            return
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(stream(work.seeds[0], "dropout", work.round) & (2**63 - 1))
             yield

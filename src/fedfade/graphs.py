@@ -1,0 +1,58 @@
+"""Recorded work: a fixed chain of tensor operations, launched as one.
+
+Slot steps, learning steps and local training are chains of small operations on buffers that stay
+where they are. On a GPU launching such a chain costs more than its work, so it is recorded once
+as a CUDA graph and replayed; on the CPU the function itself is called. Both do the same, so the
+code that uses `record` is the same on both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Work = Callable[[], None]
+
+_WARM_UP = 3  # libraries choose algorithms and allocate workspaces on the first calls
+
+
+def record(work: Work, changed: Iterable[Tensor], device: torch.device) -> Work:
+    """`work` as something quick to repeat. `changed`: every tensor it writes to.
+
+    Recording runs the work a few times; what it changed is put back, so that nothing has happened
+    when `record` returns. The work must not wait for the device nor make tensors from host data.
+
+    >>> total = torch.zeros(())
+    >>> add = record(lambda: total.add_(1.0), [total], total.device)
+    >>> add(); add(); total.item()
+    2.0
+    """
+    if device.type != "cuda":
+        return work
+    tensors = list(changed)
+    before = [tensor.clone() for tensor in tensors]
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        for _ in range(_WARM_UP):
+            work()
+    torch.cuda.current_stream(device).wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    for tensor, value in zip(tensors, before, strict=True):
+        tensor.copy_(value)
+    replay: Work = graph.replay
+    return replay
+
+
+def fuse(function: Callable[P, R], device: torch.device) -> Callable[P, R]:
+    """`function` with its small operations merged into few kernels, where that pays: on CUDA."""
+    if device.type != "cuda":
+        return function
+    return torch.compile(function, dynamic=False)

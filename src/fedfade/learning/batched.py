@@ -1,0 +1,255 @@
+"""Local training of all clients of all runs in one batch: the engine for CUDA.
+
+One client's step is written for one client and mapped over all by `torch.vmap`, then recorded.
+Nothing waits for the host.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from fedfade.graphs import Work, record
+from fedfade.learning.averaging import ServerState
+from fedfade.learning.data import Dataset
+from fedfade.learning.local import LocalWork, Precision, Trained, arithmetic
+from fedfade.learning.model import buffer_layout, has_dropout, parameter_layout
+from fedfade.randomness import stream
+
+_MEMORY_SHARE = 0.4  # of the device's free memory that a step of local training may take
+_EVALUATION_IMAGES = 20_000  # runs x images in a block of the test set
+
+
+class MatmulConv2d(nn.Conv2d):
+    """A convolution as one matrix product.
+
+    With other weights for every client, a convolution becomes a grouped one, for which libraries
+    have no fast kernels; a batched matrix product of the unfolded images has.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[sample, channel, row, column] -> the same with other channels."""
+        if torch.is_autocast_enabled(input.device.type):
+            input = input.to(torch.get_autocast_dtype(input.device.type))
+        assert not isinstance(self.padding, str)
+        patches = F.unfold(input, self.kernel_size, self.dilation, self.padding, self.stride)
+        out = self.weight.flatten(1) @ patches  # [sample, channel, place]
+        if self.bias is not None:
+            out = out + self.bias[:, None]
+        sizes = zip(
+            input.shape[-2:],
+            self.kernel_size,
+            self.dilation,
+            self.padding,
+            self.stride,
+            strict=True,
+        )
+        rows, columns = ((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, d, p, s in sizes)
+        return out.reshape(*out.shape[:-1], rows, columns)
+
+
+class PlainBatchNorm2d(nn.BatchNorm2d):
+    """Batch norm in plain operations, which can be mapped and recorded anywhere."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Statistics in float32 whatever the input; running ones are updated in place."""
+        x = input.float()
+        if self.training or self.running_mean is None or self.running_var is None:
+            variance, mean = torch.var_mean(x, dim=(0, 2, 3), correction=0)
+            self._remember(mean.detach(), variance.detach(), x.numel() // x.shape[1])
+        else:
+            mean, variance = self.running_mean, self.running_var
+        scale = torch.rsqrt(variance + self.eps)
+        shift = -mean * scale
+        if self.affine:
+            scale, shift = scale * self.weight, shift * self.weight + self.bias
+        return x * scale[:, None, None] + shift[:, None, None]
+
+    def _remember(self, mean: Tensor, variance: Tensor, count: int) -> None:
+        if self.running_mean is None or self.running_var is None or self.momentum is None:
+            return
+        unbiased = variance * (count / max(1, count - 1))
+        for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
+            running.add_((new - running) * self.momentum)  # vmap has no rule for lerp_
+
+
+def batchable(model: nn.Module) -> nn.Module:
+    """A copy whose layers are fast with other weights for every client; names stay.
+
+    >>> [type(m).__name__ for m in batchable(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()))]
+    ['MatmulConv2d', 'ReLU']
+    """
+    model = copy.deepcopy(model)
+    for layer in model.modules():
+        plain = type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros"
+        if plain and not isinstance(layer.padding, str):
+            layer.__class__ = MatmulConv2d
+        elif type(layer) is nn.BatchNorm2d and layer.momentum is not None:
+            layer.__class__ = PlainBatchNorm2d
+    return model
+
+
+class ClientBatch:
+    """Every client of every run at once."""
+
+    def __init__(self, model: nn.Module, dataset: Dataset, precision: Precision) -> None:
+        self.device = dataset.mean.device
+        self.model = batchable(model).to(self.device)
+        self.dataset, self.precision = dataset, precision
+        self.parameter_layout = parameter_layout(model)
+        self.buffer_layout = buffer_layout(model)
+        self._dropout = has_dropout(model)
+        # Without dropout a random number would be a mistake, so vmap is told to refuse it.
+        randomness = "different" if self._dropout else "error"
+        self._gradient = vmap(grad(self._loss, has_aux=True), randomness=randomness)
+        self._predict = vmap(self._logits, in_dims=(0, 0, None), randomness="error")
+        self._desks: dict[tuple[int, int, float, float], _Desk] = {}
+        self._at_once: int | None = None
+
+    def _loss(
+        self, flat: Tensor, buffers: Tensor, images: Tensor, labels: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Loss of one client; aux: the loss again, and the running statistics after the pass."""
+        # Batch norm writes into its buffers, so it gets copies; its step counter is among `other`.
+        running = {name: view.clone() for name, view in self.buffer_layout.views(buffers).items()}
+        other = {n: b.clone() for n, b in self.model.named_buffers() if n not in running}
+        named = {**self.parameter_layout.views(flat), **running, **other}
+        logits = functional_call(self.model, named, (images,))
+        loss = F.cross_entropy(logits.float(), labels)
+        after = [value.flatten() for value in running.values()]
+        return loss, (loss, torch.cat(after) if after else buffers)
+
+    def _logits(self, flat: Tensor, buffers: Tensor, images: Tensor) -> Tensor:
+        named = {**self.parameter_layout.views(flat), **self.buffer_layout.views(buffers)}
+        logits: Tensor = functional_call(self.model, named, (images,))
+        return logits
+
+    def gradient(
+        self, flat: Tensor, buffers: Tensor, batch: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients [client, D], losses [client] and running statistics [client, B] of a step."""
+        images = self.dataset.normalised(self.dataset.train_images[batch]).contiguous()
+        labels = self.dataset.train_labels[batch]
+        # The backward pass runs inside `_gradient`, so the arithmetic is set around all of it.
+        with arithmetic(self.device, self.precision):
+            gradient, (loss, buffers) = self._gradient(flat, buffers, images, labels)
+        return gradient, loss, buffers
+
+    def train(self, state: ServerState, work: LocalWork) -> Trained:
+        """Every client's update."""
+        runs, clients = work.samples.shape[:2]
+        start = state.parameters.repeat_interleave(clients, 0)  # [run x client, D]
+        buffers = state.buffers.repeat_interleave(clients, 0)
+        samples = work.samples.flatten(0, 1)  # [run x client, step, sample]
+        size = self._clients_at_once(start[:1], buffers[:1], samples[:1, 0], len(start))
+        blocks = []
+        for first in range(0, len(start), size):
+            part = slice(first, first + size)
+            blocks.append(self._train_block(start[part], buffers[part], samples[part], work))
+        after, running, loss = (torch.cat(part) for part in zip(*blocks, strict=True))
+        return Trained(
+            parameters=(start - after).view(runs, clients, -1),
+            buffers=running.view(runs, clients, state.buffers.shape[1]),
+            loss=loss.view(runs, clients),
+        )
+
+    def _train_block(
+        self, start: Tensor, buffers: Tensor, samples: Tensor, work: LocalWork
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        key = (len(start), samples.shape[2], work.rate, work.proximal)
+        if key not in self._desks:
+            self._desks.clear()  # a recorded step holds memory; one shape at a time is in use
+            self._desks[key] = _Desk(self, start, buffers, samples[:, 0], work)
+        self.model.train()
+        with self._generator(work):
+            return self._desks[key].train(start, buffers, samples)
+
+    def _clients_at_once(self, flat: Tensor, buffers: Tensor, batch: Tensor, wanted: int) -> int:
+        """As many clients as fit the memory set aside, from what one of them takes."""
+        if self.device.type != "cuda":
+            return wanted
+        if self._at_once is None:
+            torch.cuda.reset_peak_memory_stats(self.device)
+            before = torch.cuda.memory_allocated(self.device)
+            self.gradient(flat, buffers, batch)
+            one = torch.cuda.max_memory_allocated(self.device) - before
+            free, _ = torch.cuda.mem_get_info(self.device)
+            self._at_once = max(1, int(_MEMORY_SHARE * free / max(1, one)))
+        blocks = -(-wanted // self._at_once)
+        return -(-wanted // blocks)  # blocks of equal size are recorded once
+
+    @torch.no_grad()
+    def evaluate(self, state: ServerState, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Number of correct images and summed loss of each run."""
+        self.model.eval()
+        runs = len(state.parameters)
+        correct = torch.zeros(runs, dtype=torch.int64, device=self.device)
+        total = torch.zeros(runs, device=self.device)
+        size = max(50, _EVALUATION_IMAGES // runs)
+        blocks = zip(torch.split(images, size), torch.split(labels, size), strict=True)
+        for part, truth in blocks:
+            pixels = self.dataset.normalised(part).contiguous()
+            with arithmetic(self.device, self.precision):
+                logits = self._predict(state.parameters, state.buffers, pixels)
+            logits = logits.float()  # [run, sample, class]
+            correct += (logits.argmax(2) == truth).sum(1)
+            truths = truth.expand(runs, -1)
+            total += F.cross_entropy(logits.mT, truths, reduction="none").sum(1)
+        return correct, total
+
+    @contextmanager
+    def _generator(self, work: LocalWork) -> Iterator[None]:
+        if not self._dropout:
+            yield
+            return
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(stream(work.seeds[0], "dropout", work.round) & (2**63 - 1))
+            yield
+
+
+class _Desk:
+    """Buffers of one batch of clients, and a step of SGD on them, recorded."""
+
+    def __init__(
+        self, engine: ClientBatch, start: Tensor, buffers: Tensor, batch: Tensor, work: LocalWork
+    ) -> None:
+        self._engine = engine
+        self._rate, self._proximal = work.rate, work.proximal
+        self._start, self._flat, self._buffers = start.clone(), start.clone(), buffers.clone()
+        self._batch = batch.clone()
+        self._loss = torch.zeros(len(start), device=start.device)
+        engine.model.train()
+        changed = [self._flat, self._buffers, self._loss]
+        # A user's dropout draws new numbers in every step, which a recording would repeat.
+        self._step: Work = (
+            self._one_step if engine._dropout else record(self._one_step, changed, start.device)
+        )
+
+    def _one_step(self) -> None:
+        """Eq. (4) for every client."""
+        gradient, loss, buffers = self._engine.gradient(self._flat, self._buffers, self._batch)
+        if self._proximal:  # FedProx: the gradient of proximal / 2 |w - w_t|^2
+            gradient = gradient + self._proximal * (self._flat - self._start)
+        self._flat.sub_(gradient, alpha=self._rate)
+        self._buffers.copy_(buffers)
+        self._loss.add_(loss)
+
+    def train(
+        self, start: Tensor, buffers: Tensor, samples: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Parameters, running statistics and mean loss after all steps."""
+        self._start.copy_(start)
+        self._flat.copy_(start)
+        self._buffers.copy_(buffers)
+        self._loss.zero_()
+        for step in range(samples.shape[1]):
+            self._batch.copy_(samples[:, step])
+            self._step()
+        return self._flat.clone(), self._buffers.clone(), self._loss / samples.shape[1]
