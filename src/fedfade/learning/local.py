@@ -135,7 +135,7 @@ class _Seat:
             images = self.dataset.normalised(self.dataset.train_images[batch])
             with arithmetic(samples.device, self.precision):
                 loss = F.cross_entropy(self.model(images), self.dataset.train_labels[batch])
-            gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+                gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
             with torch.no_grad():
                 if proximal:  # FedProx: the gradient of proximal / 2 |w - w_t|^2
                     pull = [p - s for p, s in zip(self.parameters, start, strict=True)]
