@@ -54,7 +54,7 @@ def measure(repeats: int = 40, threads: int = 2, peers: bool = True) -> dict[str
         "projected_hours": seconds / 3600.0,
     }
     if peers:
-        figures |= _beside_benchmarl(figures, config.radio.slots)
+        figures |= _beside_benchmarl(figures)
     return figures | machine()
 
 
@@ -80,7 +80,7 @@ def _fill(trainer: Trainer) -> float:
             trainer._step()
         trainer.batch += 1
     trainer.rollout.begin(round_, 0.5, trainer.batch, trainer.replay)
-    for _ in range(3):
+    for _ in range(10):  # let the allocator settle
         trainer._update()
     return statistics.median(times)
 
@@ -132,10 +132,10 @@ def _flop(trainer: Trainer) -> float:
     return total
 
 
-def _beside_benchmarl(ours: dict[str, object], slots: int) -> dict[str, object]:
+def _beside_benchmarl(ours: dict[str, object]) -> dict[str, object]:
     """The same environment trained by BenchMARL's QMIX, where the `peers` extra is installed."""
     try:
         from fedfade.bench.benchmarl_qmix import measure as measure_peer
     except ImportError:
-        return {"peer": "BenchMARL is not installed (pip install 'fedfade[peers]')"}
-    return measure_peer(ours, slots)
+        return {"peer": "not installed: pip install 'fedfade[peers]'"}
+    return measure_peer(ours)
