@@ -17,6 +17,7 @@ ALLOWED = {
     "allocation": {"radio", "uplink"},
     "qmix": {"radio", "learning", "uplink", "allocation"},
     "experiments": {"radio", "learning", "uplink", "allocation", "qmix"},
+    "flower": {"radio", "learning", "uplink", "allocation", "qmix", "experiments"},
     "bench": {"radio", "learning", "uplink", "allocation", "qmix", "experiments"},
 }
 ROOMS = {*ALLOWED, "commands"}

@@ -1,0 +1,9 @@
+"""Doctests are collected from every module; those of an extra only where it is installed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+collect_ignore_glob = (
+    [] if find_spec("flwr") else ["src/fedfade/flower/*.py", "tests/flower/in_process.py"]
+)

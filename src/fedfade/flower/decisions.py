@@ -1,0 +1,191 @@
+"""Policies that run on the clients while the server plays the physics.
+
+What a client does in a slot may depend on how much it has left, and that depends on who else was
+sending. So decisions and physics take turns: a client gets what it would have measured (its own
+fading), heard (the announced gains) and counted (its own progress so far), and answers its
+decisions for all slots; the server plays them and sends the progress that came of it; and so on
+until the decisions stay the same.
+
+That is exact. The progress before slot 0 is known; whenever the progress up to slot s is right, so
+are the decisions up to s, and so is the progress up to s + 1. Each exchange makes at least one
+more slot final (so there are at most slots + 1), and decisions that repeat themselves are those of
+slot-by-slot execution. Mostly it takes a handful, because few decisions hang on the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedfade.allocation import Action, Outcome, Policy, Scope, View, play_round
+from fedfade.allocation.play import make_view
+from fedfade.allocation.policy import check_action
+from fedfade.errors import UserError
+from fedfade.uplink import Progress, Round, Scenario
+
+
+@dataclass(frozen=True)
+class Seen:
+    """All one client knows of a round; nothing of it is private to another."""
+
+    client: int
+    alpha: Tensor  # [client] announced large-scale gains
+    start_bits: Tensor  # [client] announced: what each has to send, 0 for who takes no part
+    fading: Tensor  # [slot, band] own
+    deviation: Tensor  # [] own squared gradient deviation
+    remaining_bits: Tensor  # [slot] own, before each slot
+    finished: Tensor  # [slot, client] who is done; all False unless the policy's scope is feedback
+    number: Tensor  # [] the federated round
+    key: Tensor  # [] of the round's random numbers
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What one client does in every slot, [slot], or what all do, [slot, client]."""
+
+    band: Tensor
+    level: Tensor
+
+
+@torch.no_grad()
+def decide(policy: Policy, scenario: Scenario, seen: Seen) -> Decisions:
+    """One client's decisions, slot after slot, from what it has seen.
+
+    The policy is asked as always, for everybody; rows of others hold nothing they could tell.
+    """
+    own = seen.client
+    fading = torch.ones(1, scenario.slots, scenario.clients, scenario.bands)
+    fading[0, :, own] = seen.fading
+    inner = torch.zeros(1, scenario.clients, scenario.clients)
+    inner[0, own, own] = seen.deviation
+    round_ = Round(seen.alpha[None], fading, inner, seen.number[None])
+    band = torch.zeros(scenario.slots, dtype=torch.int64)
+    level = torch.full_like(band, scenario.silent_level)
+    memory = None
+    for slot in range(scenario.slots):
+        if seen.remaining_bits[slot] <= 0:
+            break  # done: silent to the end
+        left = torch.where(seen.finished[slot], 0.0, seen.start_bits)
+        left[own] = seen.remaining_bits[slot]
+        view = make_view(policy, scenario, round_, Progress(left[None]), slot, seen.key[None])
+        if slot == 0:
+            memory = policy.begin(view)
+        action = check_action(policy.name, policy.act(view, memory), scenario, episodes=1)
+        band[slot], level[slot] = action.band[0, own], action.level[0, own]
+    return Decisions(band, level)
+
+
+class Announced:
+    """Decisions made elsewhere, as a policy the server can play."""
+
+    scope: Scope = "local"
+    gradient_aware = False
+
+    def __init__(self, name: str, band: Tensor, level: Tensor) -> None:
+        """`band` and `level`: [slot, client]."""
+        self.name = name
+        self._band, self._level = band, level
+
+    def begin(self, view: View) -> None:
+        """Nothing to prepare."""
+
+    def act(self, view: View, memory: None) -> Action:
+        """What was announced for this slot."""
+        return Action(self._band[view.slot][None], self._level[view.slot][None])
+
+
+Ask = Callable[[list[Seen]], dict[int, Decisions]]
+"""Ask clients for their decisions; who does not answer is missing."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """How a round with decisions from the clients went."""
+
+    outcome: Outcome
+    exchanges: int
+    silent: list[int]  # clients that stopped answering
+
+
+def play_with_clients(
+    name: str,
+    scope: Scope,
+    scenario: Scenario,
+    round_: Round,
+    key: Tensor,
+    start: Progress,
+    ask: Ask,
+) -> Played:
+    """Play a round (one episode) whose decisions are made by the clients."""
+    asked = start.remaining_bits[0].nonzero().flatten().tolist()
+    lost: list[int] = []
+    before = start.remaining_bits[0].expand(scenario.slots, -1)  # [slot, client] as far as known
+    exchanges = 0
+    played: Decisions | None = None
+    outcome: Outcome | None = None
+    while exchanges <= (scenario.slots + 1) * (len(lost) + 1):
+        answers = ask(_questions(asked, scope, scenario, round_, key, start, before))
+        exchanges += 1
+        lost += [n for n in asked if n not in answers]
+        asked = [n for n in asked if n in answers]
+        joint = _joint(scenario, answers, before)
+        if outcome is not None and played is not None and _same(scenario, joint, played):
+            return Played(outcome, exchanges, lost)
+        policy = Announced(name, joint.band, joint.level)
+        outcome = play_round(policy, scenario, round_, key, record=True, start=start)
+        assert outcome.history is not None
+        played = Decisions(outcome.history.band[:, 0], outcome.history.level[:, 0])
+        after = outcome.history.remaining_bits[:, 0]  # [slot, client]
+        before = torch.cat([start.remaining_bits, after[:-1]])
+    raise UserError(
+        f"policy {name!r} does not decide the same when it sees the same: it cannot run on the "
+        "clients."
+    )
+
+
+def _joint(scenario: Scenario, answers: dict[int, Decisions], before: Tensor) -> Decisions:
+    """Everybody's decisions [slot, client]; who is done, or does not answer, is silent."""
+    level = torch.full(before.shape, scenario.silent_level, device=scenario.device)
+    band = torch.zeros_like(level)
+    for n, answer in answers.items():
+        band[:, n] = answer.band.to(scenario.device)
+        level[:, n] = answer.level.to(scenario.device)
+    return Decisions(band, torch.where(before <= 0, scenario.silent_level, level))
+
+
+def _same(scenario: Scenario, one: Decisions, other: Decisions) -> bool:
+    """Whether two sets of decisions do the same; the sub-band of silence does not matter."""
+    sending = one.level != scenario.silent_level
+    same_band = torch.equal(one.band[sending], other.band[sending])
+    return torch.equal(one.level, other.level) and same_band
+
+
+def _questions(
+    asked: list[int],
+    scope: Scope,
+    scenario: Scenario,
+    round_: Round,
+    key: Tensor,
+    start: Progress,
+    before: Tensor,
+) -> list[Seen]:
+    """What each client is told: its own rows, and what is announced to all."""
+    finished = before <= 0 if scope == "feedback" else torch.zeros_like(before, dtype=torch.bool)
+    cpu = torch.device("cpu")
+    return [
+        Seen(
+            client=n,
+            alpha=round_.alpha[0].to(cpu),
+            start_bits=start.remaining_bits[0].to(cpu),
+            fading=round_.fading[0, :, n].to(cpu),
+            deviation=round_.deviation[0, n].to(cpu),
+            remaining_bits=before[:, n].to(cpu),
+            finished=finished.to(cpu),
+            number=round_.number[0].to(cpu),
+            key=key[0].to(cpu),
+        )
+        for n in asked
+    ]

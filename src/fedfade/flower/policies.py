@@ -1,0 +1,76 @@
+"""A policy from one word of a run configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedfade.allocation import GENIE, PERFECT, Action, Policy, Scope, View, load_policy
+from fedfade.config import Config
+from fedfade.errors import not_allowed
+from fedfade.uplink import decode_action
+
+if TYPE_CHECKING:
+    from fedfade.qmix import QmixPolicy
+
+
+def choose_policy(name: str, config: Config) -> Policy | None:
+    """A policy by name, by `module:factory`, or trained agents by their folder; None is `perfect`.
+
+    >>> from fedfade.config import load_config
+    >>> choose_policy("max-sum-rate", load_config("paper")).scope
+    'central'
+    """
+    if name == PERFECT:
+        return None
+    if name == GENIE:
+        raise not_allowed("policy", name, "a policy that sends; the genie is only a bound")
+    if Path(name).is_dir():
+        from fedfade.qmix import load_policy_checkpoint
+
+        return load_policy_checkpoint(name, config)
+    return load_policy(name)
+
+
+class OneAgent:
+    """Trained agents as one client carries them: its own network and nothing of the others'.
+
+    The answer's other rows are silent; nobody reads them.
+    """
+
+    observes = True
+
+    def __init__(self, policy: QmixPolicy, client: int) -> None:
+        from fedfade.qmix import ClientNetwork
+
+        self.name = policy.name
+        self.scope: Scope = policy.scope
+        self.gradient_aware = policy.gradient_aware
+        self._client = client
+        self._network = ClientNetwork(policy.agents, client)
+
+    def begin(self, view: View) -> None:
+        """Nothing to prepare."""
+
+    def act(self, view: View, memory: None) -> Action:
+        """The action the own network values most."""
+        assert view.observation is not None
+        values = self._network(view.observation[:, self._client])
+        own = decode_action(view.scenario, values.argmax(-1))
+        band = torch.zeros(view.snr.shape, dtype=torch.int64)
+        level = torch.full_like(band, view.scenario.silent_level)
+        band[:, self._client], level[:, self._client] = own.band, own.level
+        return Action(band, level)
+
+
+def policy_of_client(name: str, config: Config, client: int) -> Policy | None:
+    """Like `choose_policy`, with no more of a training than this client's own network."""
+    policy = choose_policy(name, config)
+    if Path(name).is_dir():
+        from fedfade.qmix import QmixPolicy
+
+        assert isinstance(policy, QmixPolicy)
+        return OneAgent(policy, client)
+    return policy

@@ -1,0 +1,114 @@
+"""What travels in Flower messages, and what of it the uplink needs to know.
+
+Everything of fedfade's own lies in records whose names begin with `fedfade.`; the strategy takes
+them out again before the wrapped one sees a reply.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from torch import Tensor
+
+REPORT = "fedfade.report"
+"""ConfigRecord of a training reply: who sent it and how far the model moved."""
+
+QUESTION = "fedfade.question"
+"""ConfigRecord of a message that asks a client for its decisions; its numbers: `SEEN`."""
+
+SEEN = "fedfade.seen"
+DECISIONS = "fedfade.decisions"
+
+PARTITION, NORM = "partition-id", "update-norm"
+
+
+def is_running_statistic(name: str) -> bool:
+    """Whether an array is averaged but not trained (batch norm), by PyTorch's names.
+
+    >>> is_running_statistic("features.1.running_var"), is_running_statistic("features.1.weight")
+    (True, False)
+    """
+    return name.endswith(("running_mean", "running_var", "num_batches_tracked"))
+
+
+def payload_bits(content: RecordDict) -> float:
+    """Bits of all array values in a reply, 8 for each byte of their own type.
+
+    Headers of the transport are not counted, so a float32 model counts as in fedfade itself.
+    """
+    arrays = [a for record in content.array_records.values() for a in record.values()]
+    return float(sum(8 * math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in arrays))
+
+
+def all_finite(content: RecordDict) -> bool:
+    """Whether a reply holds numbers only."""
+    for record in content.array_records.values():
+        for array in record.values():
+            values = array.numpy()
+            if values.dtype.kind == "f" and not np.isfinite(values).all():
+                return False
+    return True
+
+
+def flat(record: ArrayRecord, names: Iterable[str]) -> Tensor:
+    """Named arrays one after another as float32: [D]."""
+    parts = [record[name].numpy().reshape(-1).astype(np.float32) for name in names]
+    return torch.from_numpy(np.concatenate(parts)) if parts else torch.zeros(0)
+
+
+def trained_names(record: ArrayRecord, is_buffer: Callable[[str], bool]) -> list[str]:
+    """Floating-point arrays that are trained, in the record's order."""
+    return [
+        name
+        for name, array in record.items()
+        if not is_buffer(name) and np.dtype(array.dtype).kind == "f"
+    ]
+
+
+def matching(content: RecordDict, model: ArrayRecord) -> ArrayRecord | None:
+    """The reply's array record that has the model's names and shapes, if there is one."""
+    wanted = {name: tuple(array.shape) for name, array in model.items()}
+    for record in content.array_records.values():
+        if {name: tuple(array.shape) for name, array in record.items()} == wanted:
+            return record
+    return None
+
+
+def update_norm(content: RecordDict, reply: RecordDict) -> float:
+    """|w_t - w_n| over trained arrays; NaN when message and reply hold different arrays."""
+    for model in content.array_records.values():
+        found = matching(reply, model)
+        if found is not None:
+            names = trained_names(model, is_running_statistic)
+            return float(torch.linalg.vector_norm(flat(model, names) - flat(found, names)))
+    return math.nan
+
+
+def pack(tensors: dict[str, Tensor]) -> ArrayRecord:
+    """Tensors as a record."""
+    return ArrayRecord({name: Array(t.numpy(force=True)) for name, t in tensors.items()})
+
+
+def unpack(record: ArrayRecord) -> dict[str, Tensor]:
+    """A record as tensors."""
+    return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
+
+
+def text(record: ConfigRecord, name: str) -> str:
+    """A text field of a record, or a ValueError."""
+    value = record.get(name)
+    if not isinstance(value, str):
+        raise ValueError(f"{name!r} is missing")
+    return value
+
+
+def whole(record: ConfigRecord, name: str) -> int:
+    """A whole number of a record, or a ValueError."""
+    value = record.get(name)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{name!r} is missing")
+    return value

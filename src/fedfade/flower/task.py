@@ -1,0 +1,93 @@
+"""fedfade's own learning task as the two halves of a Flower app."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import torch
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from torch import Tensor
+
+from fedfade.config import Config, load_config
+from fedfade.errors import not_allowed
+from fedfade.flower.mod import partition_id
+from fedfade.learning import Federation, ServerState, load_data
+from fedfade.learning.model import Layout
+
+
+class FederatedTask:
+    """The model, data and local training a configuration describes, one client at a time.
+
+    Mini-batches depend on (seed, round, client) alone, so a client trains here as it does in
+    `fedfade compare`.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.federation = Federation(config.learning, load_data(config.learning), threads=1)
+
+    @staticmethod
+    def from_run_config(run_config: Mapping[str, object]) -> FederatedTask:
+        """The task `preset` and `set` (overrides separated by blanks) name; made once a process."""
+        preset, changes = run_config.get("preset", "quickstart"), run_config.get("set", "")
+        for name, value in (("preset", preset), ("set", changes)):
+            if not isinstance(value, str):
+                raise not_allowed(f"run config {name}", value, "text")
+        return _made(str(preset), str(changes))
+
+    def initial_arrays(self) -> ArrayRecord:
+        """The first global model."""
+        return self._arrays(self.federation.start([self.config.run.seed]))
+
+    def train(self, message: Message, context: Context) -> Message:
+        """Local training of one client in one round: the body of `@app.train()`."""
+        torch.set_num_threads(1)
+        model = next(iter(message.content.array_records.values()))
+        config = next(iter(message.content.config_records.values()))
+        client, number = partition_id(context), int(config["server-round"]) - 1
+        state = self.state(model)
+        updates = self.federation.train(state, [self.config.run.seed], number, clients=[client])
+        after = ServerState(
+            parameters=state.parameters - updates.parameters[:, 0],
+            buffers=updates.buffers[:, 0],
+            momentum=state.momentum,
+            previous=state.previous,
+        )
+        weighted = self.config.learning.weighting == "samples"
+        metrics = MetricRecord(
+            {
+                "num-examples": int(updates.samples[0, 0]) if weighted else 1,
+                "train-loss": float(updates.loss[0, 0]),
+            }
+        )
+        content = RecordDict({"arrays": self._arrays(after), "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    def evaluate(self, server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        """Test accuracy and loss of a global model: `evaluate_fn` of `Strategy.start`."""
+        accuracy, loss = self.federation.evaluate(self.state(arrays))
+        return MetricRecord({"accuracy": float(accuracy[0]), "loss": float(loss[0])})
+
+    def state(self, arrays: ArrayRecord) -> ServerState:
+        """A global model as fedfade holds it."""
+        tensors = {name: torch.from_numpy(array.numpy().copy()) for name, array in arrays.items()}
+        parameters = self.federation.parameter_layout.flatten(tensors)[None]
+        buffers = self.federation.buffer_layout.flatten(tensors)[None]
+        zero = torch.zeros_like(parameters)
+        return ServerState(parameters, buffers, momentum=zero, previous=zero)
+
+    def _arrays(self, state: ServerState) -> ArrayRecord:
+        """A global model as Flower sends it: what is trained and what is averaged beside it."""
+        found = _named(self.federation.parameter_layout, state.parameters)
+        found |= _named(self.federation.buffer_layout, state.buffers)
+        return ArrayRecord({name: Array(t.numpy(force=True)) for name, t in found.items()})
+
+
+def _named(layout: Layout, flat: Tensor) -> dict[str, Tensor]:
+    return layout.views(flat[0])
+
+
+@lru_cache(maxsize=4)
+def _made(preset: str, changes: str) -> FederatedTask:
+    return FederatedTask(load_config(preset, changes.split()))

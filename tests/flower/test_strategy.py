@@ -1,0 +1,284 @@
+"""The wrapped strategy against fedfade's own engine, and what it does with odd replies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedfade.config import Config, load_config
+from fedfade.errors import UserError
+from tests.conftest import TINY
+
+pytest.importorskip("flwr", reason="needs fedfade[flower]")
+
+from flwr.app import Array, ConfigRecord, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAdam, FedAvg, Result
+
+from fedfade.experiments import Comparison, RunFolder, read_rows
+from fedfade.flower import FederatedTask, UplinkMod, WirelessStrategy
+from fedfade.flower.records import REPORT, payload_bits
+from tests.flower.in_process import InProcessGrid
+
+CLIENTS, ROUNDS = 4, 3
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    """100 slots for a real payload of 3 Mbit: some clients finish, some do not."""
+    changes = [
+        "learning.payload_bits=auto",
+        "radio.slots=100",
+        "run.seeds=1",
+        "run.evaluate_every=1",
+    ]
+    return load_config("paper", [*TINY, *changes])
+
+
+@pytest.fixture(scope="module")
+def task(config: Config) -> FederatedTask:
+    return FederatedTask(config)
+
+
+def grid_of(task: FederatedTask, policy: str = "random") -> InProcessGrid:
+    app = ClientApp(mods=[UplinkMod()])
+    app.train()(task.train)
+    return InProcessGrid(app, CLIENTS, {"policy": policy})
+
+
+def run(strategy: WirelessStrategy, grid: InProcessGrid, task: FederatedTask) -> Result:
+    return strategy.start(grid, task.initial_arrays(), ROUNDS, evaluate_fn=task.evaluate)
+
+
+def fedavg() -> FedAvg:
+    return FedAvg(fraction_evaluate=0.0)
+
+
+@pytest.mark.parametrize("weighting", ["equal", "samples"])
+@pytest.mark.parametrize("policy", ["max-sum-rate", "block-fading-schedule", "perfect"])
+def test_same_model_as_fedfades_own_engine(
+    policy: str, weighting: str, config: Config, tmp_path: Path
+) -> None:
+    """Same seed, policy, clients: same deliveries, and the same model to rounding.
+
+    1e-5 is a hundred times float32's resolution: the two average in a different order (weights
+    there, updates here) and local training passes the difference on.
+    """
+    allocation = config.allocation.model_copy(update={"policies": [policy]})
+    learning = config.learning.model_copy(update={"weighting": weighting})
+    config = config.model_copy(update={"allocation": allocation, "learning": learning})
+    task = FederatedTask(config)
+    strategy = WirelessStrategy(fedavg(), config, policy)
+    result = run(strategy, grid_of(task), task)
+    ours = _final_state(config, tmp_path)
+    theirs = task.state(result.arrays)
+    for name in ("parameters", "buffers"):
+        one, other = getattr(theirs, name), getattr(ours, name)
+        assert torch.linalg.vector_norm(one - other) <= 1e-5 * torch.linalg.vector_norm(other)
+    rows = read_rows(tmp_path / "run" / "metrics.csv")
+    for row, report in zip(rows, strategy.history, strict=True):
+        assert row.delivered_clients == " ".join(map(str, report.delivered))
+        assert report.bits_sent == pytest.approx(row.bits_sent, rel=1e-6)
+        assert report.bits_wasted == pytest.approx(row.bits_wasted, rel=1e-6, abs=1)
+        measured = result.evaluate_metrics_serverapp[report.round]["accuracy"]
+        assert measured == pytest.approx(row.accuracy, abs=2 / 360)  # a test image or two
+
+
+def _final_state(config: Config, folder: Path):
+    """The engine's model after the last round."""
+    states = []
+    comparison = Comparison(config, torch.device("cpu"))
+    original = comparison.federation.average
+
+    def average(*arguments):
+        states.append(original(*arguments))
+        return states[-1]
+
+    comparison.federation.average = average  # type: ignore[method-assign]
+    run_folder = RunFolder(folder / "run", config, torch.device("cpu"))
+    with run_folder.open():
+        comparison.run(run_folder, lambda done, doing: None)
+    return states[-1]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    ["random", "max-individual-rate", "block-fading-schedule", "block-fading-schedule-feedback"],
+)
+def test_clients_decide_as_the_server_would(policy: str, config: Config, task) -> None:
+    histories, models = [], []
+    for place in ("server", "client"):
+        strategy = WirelessStrategy(fedavg(), config, policy, decide=place)
+        models.append(run(strategy, grid_of(task, policy), task).arrays)
+        histories.append(strategy.history)
+    for one, other in zip(*histories, strict=True):
+        assert one._replace(exchanges=0) == other._replace(exchanges=0)
+        assert one.exchanges == 0
+        assert 2 <= other.exchanges <= 8  # far below the bound of one a slot
+    for name in models[0]:
+        assert np.array_equal(models[0][name].numpy(), models[1][name].numpy())
+
+
+def test_metrics_and_clock(config: Config, task: FederatedTask) -> None:
+    strategy = WirelessStrategy(fedavg(), config, "max-sum-rate", local_s=0.5)
+    result = run(strategy, grid_of(task), task)
+    for number, metrics in result.train_metrics_clientapp.items():
+        report = strategy.history[number - 1]
+        assert metrics["uplink-delivered"] == len(report.delivered)
+        assert metrics["uplink-trained"] == CLIENTS
+        assert metrics["uplink-seconds"] == pytest.approx(0.5 + 0.002 * report.slots)
+        assert "train-loss" in metrics  # the wrapped strategy's own
+    assert strategy.clock_s == pytest.approx(sum(r.seconds for r in strategy.history))
+
+
+def test_the_payload_is_the_reply(config: Config, task: FederatedTask) -> None:
+    arrays = task.initial_arrays()
+    assert payload_bits(_content(arrays)) == task.federation.payload_bits
+    sent = WirelessStrategy(fedavg(), config, "perfect")
+    run(sent, grid_of(task), task)
+    assert sent.history[0].bits_sent == CLIENTS * task.federation.payload_bits
+    # A payload that no channel carries: nobody delivers, ever; the model is the first one.
+    strategy = WirelessStrategy(fedavg(), config, "max-sum-rate", payload_bits=1e12)
+    result = run(strategy, grid_of(task), task)
+    assert all(report.delivered == () for report in strategy.history)
+    assert all(report.slots == config.radio.slots for report in strategy.history)
+    for name, array in result.arrays.items():
+        assert np.array_equal(array.numpy(), arrays[name].numpy())
+
+
+def _content(arrays):
+    from flwr.app import RecordDict
+
+    return RecordDict({"arrays": arrays})
+
+
+def test_a_client_that_is_not_finite_is_left_out(config: Config, task: FederatedTask) -> None:
+    """Its upload takes airtime like any other, its numbers go nowhere."""
+    grid = grid_of(task)
+
+    def poison(reply: Message) -> Message:
+        if reply.metadata.src_node_id == 699:  # partition 1
+            record = reply.content["arrays"]
+            name = next(iter(record))
+            record[name] = Array(np.full_like(record[name].numpy(), np.nan))
+        return reply
+
+    clean = WirelessStrategy(fedavg(), config, "max-sum-rate")
+    run(clean, grid_of(task), task)
+    grid.tamper = poison
+    strategy = WirelessStrategy(fedavg(), config, "max-sum-rate")
+    result = run(strategy, grid, task)
+    for with_all, without in zip(clean.history, strategy.history, strict=True):
+        assert without.not_finite == 1
+        assert set(without.delivered) == set(with_all.delivered) - {1}
+    assert all(np.isfinite(array.numpy()).all() for array in result.arrays.values())
+
+
+def test_lost_clients_make_no_noise(config: Config, task: FederatedTask) -> None:
+    grid = grid_of(task)
+    grid.lost = {700, 698}
+    strategy = WirelessStrategy(fedavg(), config, "max-individual-rate")
+    run(strategy, grid, task)
+    for report in strategy.history:
+        assert report.trained == 2
+        assert set(report.delivered) <= {1, 3}
+    everybody = WirelessStrategy(fedavg(), config, "max-individual-rate")
+    run(everybody, grid_of(task), task)
+    # Without two interferers the others get more through.
+    for few, all_ in zip(strategy.history, everybody.history, strict=True):
+        assert set(few.delivered) >= set(all_.delivered) & {1, 3}
+
+
+def test_a_client_lost_while_deciding_stays_silent(config: Config, task: FederatedTask) -> None:
+    grid = grid_of(task, "max-individual-rate")
+    train = grid.send_and_receive
+
+    def send_and_receive(messages, *, timeout=None):
+        messages = list(messages)
+        asking = "fedfade.question" in messages[0].content if messages else False
+        grid.lost = {699} if asking else set()
+        return train(messages, timeout=timeout)
+
+    grid.send_and_receive = send_and_receive  # type: ignore[method-assign]
+    strategy = WirelessStrategy(fedavg(), config, "max-individual-rate", decide="client")
+    run(strategy, grid, task)
+    for report in strategy.history:
+        assert report.trained == CLIENTS
+        assert 1 not in report.delivered
+
+
+def test_replies_nobody_can_place_are_refused(config: Config, task: FederatedTask) -> None:
+    grid = grid_of(task)
+    wrong = {700: {"partition-id": 99}, 699: {"partition-id": 2}, 697: {"update-norm": 1e6}}
+
+    def change(reply: Message) -> Message:
+        changes = wrong.get(reply.metadata.src_node_id, {})
+        reply.content[REPORT] = ConfigRecord(dict(reply.content[REPORT]) | changes)
+        return reply
+
+    grid.tamper = change
+    strategy = WirelessStrategy(fedavg(), config, "perfect")
+    run(strategy, grid, task)
+    assert [report.delivered for report in strategy.history] == [(2,)] * ROUNDS
+    assert strategy.history[0].refused == 3
+    bare = ClientApp()
+    bare.train()(task.train)
+    with pytest.raises(UserError, match="UplinkMod"):
+        run(WirelessStrategy(fedavg(), config, "perfect"), InProcessGrid(bare, CLIENTS), task)
+
+
+def test_any_strategy_can_be_inside(config: Config, task: FederatedTask) -> None:
+    strategy = WirelessStrategy(FedAdam(fraction_evaluate=0.0), config, "max-sum-rate")
+    result = run(strategy, grid_of(task), task)
+    assert strategy.history[-1].delivered
+    assert all(np.isfinite(array.numpy()).all() for array in result.arrays.values())
+
+
+def test_gram_matrix_is_the_engines(config: Config, task: FederatedTask) -> None:
+    """What a gradient-aware policy sees is what it sees in `fedfade compare`."""
+    seen = []
+
+    class Watcher:
+        name, scope, gradient_aware = "watcher", "central", True
+
+        def begin(self, view):
+            seen.append(view.inner[0])
+
+        def act(self, view, memory):
+            from fedfade.allocation import full_power
+
+            return full_power(view, torch.zeros_like(view.active, dtype=torch.int64))
+
+    run(WirelessStrategy(fedavg(), config, Watcher(), payload_bits=1.0), grid_of(task), task)
+    from fedfade.learning import gram
+
+    state = task.federation.start([0])
+    for number in range(ROUNDS):
+        updates = task.federation.train(state, [0], number)
+        inner, _ = gram(updates, state.previous)
+        assert torch.allclose(seen[number], inner[0], rtol=1e-3, atol=1e-4 * float(inner.max()))
+        state = task.federation.average(state, updates, torch.ones(1, CLIENTS, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"policy": "genie"}, "only a bound"),
+        ({"policy": "no-such"}, "policy = 'no-such'"),
+        ({"policy": "max-sum-rate", "decide": "client"}, "decide = 'client'"),
+        ({"policy": "perfect", "decide": "client"}, "decide = 'client'"),
+        ({"policy": "random", "decide": "nobody"}, "decide = 'nobody'"),
+    ],
+)
+def test_bad_arguments_are_one_sentence(arguments, sentence: str, config: Config) -> None:
+    with pytest.raises(UserError, match=sentence):
+        WirelessStrategy(fedavg(), config, **arguments)
+
+
+def test_no_more_rounds_than_the_channel_has(config: Config, task: FederatedTask) -> None:
+    strategy = WirelessStrategy(fedavg(), config, "random")
+    with pytest.raises(UserError, match=r"at most run\.rounds = 3"):
+        strategy.start(grid_of(task), task.initial_arrays(), num_rounds=4)
