@@ -70,6 +70,7 @@ def learn(
         f"after {run.rounds} rounds: {100 * mean:.1f} % mean test accuracy over {len(final)} "
         f"seed(s) ({each}), {seconds:.0f} s on {federation.device.type}",
         highlight=False,
+        soft_wrap=True,
     )
     if json:
         typer.echo(

@@ -12,6 +12,7 @@ import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -63,16 +64,13 @@ def fetch_cifar10(
     if found is not None:
         return found
     source = source or Source()
-    target = make_folder(folder / "cifar10")
-    with tempfile.TemporaryFile() as archive:
-        digest = _download(source.url, archive, tell)
-        if digest != source.md5:
-            raise UserError(
-                f"the archive from {source.url} has MD5 {digest}: it must be {source.md5}; it is "
-                "damaged or not CIFAR-10, so nothing was written."
-            )
-        archive.seek(0)
-        arrays = _read_archive(archive, source)
+    target = make_folder(folder / "cifar10")  # now, so that a folder we may not write to is known
+    try:
+        arrays = _verified(source, tell)
+    except BaseException:
+        with suppress(OSError):  # not ours to remove if there is something in it
+            target.rmdir()
+        raise
     for name, (images, labels) in arrays.items():
         if name != "test":
             write_npz(target / f"{name}.npz", {"images": images, "labels": labels})
@@ -81,6 +79,21 @@ def fetch_cifar10(
     images, labels = arrays["test"]
     write_npz(target / "test.npz", {"images": images, "labels": labels})
     return target
+
+
+def _verified(
+    source: Source, tell: Callable[[int, int], None]
+) -> dict[str, tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
+    """The six files of an archive that passed its checksum."""
+    with tempfile.TemporaryFile() as archive:
+        digest = _download(source.url, archive, tell)
+        if digest != source.md5:
+            raise UserError(
+                f"the archive from {source.url} has MD5 {digest}: it must be {source.md5}; it is "
+                "damaged or not CIFAR-10, so nothing was written."
+            )
+        archive.seek(0)
+        return _read_archive(archive, source)
 
 
 def _download(url: str, into: IO[bytes], tell: Callable[[int, int], None]) -> str:
