@@ -5,5 +5,14 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 collect_ignore_glob = (
-    [] if find_spec("flwr") else ["src/fedfade/flower/*.py", "tests/flower/in_process.py"]
+    []
+    if find_spec("flwr")
+    else [
+        "src/fedfade/flower/*.py",
+        "tests/flower/in_process.py",
+        "tests/flower/odd_app/*.py",
+        "tests/flower/odd_app/*/*.py",
+    ]
 )
+if find_spec("benchmarl") is None:  # extra `peers`
+    collect_ignore_glob += ["src/fedfade/uplink/benchmarl.py", "src/fedfade/bench/benchmarl_*.py"]

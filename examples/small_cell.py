@@ -40,13 +40,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("runs/small-cell"))
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--set", action="append", default=[], help="e.g. qmix.mixer=vdn")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     names = ("random", "max-sum-rate", "block-fading-schedule")
     print("seed    qmix", *names, sep="  ")  # noqa: T201
     curves = []
     for seed in range(arguments.seeds):
-        config = load_config("small-cell", [f"run.seed={seed}", "run.device=cpu"])
+        config = load_config("small-cell", [f"run.seed={seed}", "run.device=cpu", *arguments.set])
         folder = arguments.out / f"seed-{seed}"
         train(config, folder)
         policies = [load_policy_checkpoint(folder, config), *map(load_policy, names)]

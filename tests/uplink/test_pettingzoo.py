@@ -182,3 +182,14 @@ def test_bad_input_is_named() -> None:
     with pytest.raises(UserError, match="did you mean 'clusters'"):
         parallel_env("ring", radio={"cluster": 3})
     assert parallel_env("ring", **{"radio.clusters": 28}).config.radio.clusters == 28
+
+
+def test_torchrl_accepts_the_environment() -> None:
+    """Runs where the `peers` extra is installed."""
+    envs = pytest.importorskip("torchrl.envs")
+    from torchrl.envs.utils import check_env_specs
+
+    warnings.simplefilter("ignore")
+    check_env_specs(
+        envs.PettingZooWrapper(parallel_env("small-cell"), return_state=True, use_mask=False)
+    )

@@ -8,91 +8,16 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Callable
 from importlib.metadata import version
-from typing import Any
 
 import torch
 from benchmarl.algorithms import QmixConfig
-from benchmarl.environments.common import TaskClass
 from benchmarl.experiment import Experiment, ExperimentConfig
 from benchmarl.models.mlp import MlpConfig
-from torchrl.data import Composite
-from torchrl.envs import EnvBase, PettingZooWrapper
 
-from fedfade.uplink import parallel_env
+from fedfade.uplink.benchmarl import UplinkTask
 
 FRAMES, WARM_UP, TIMED = 600, 1, 3
-
-
-class UplinkTask(TaskClass):  # type: ignore[misc]
-    """The paper's uplink as BenchMARL wants to be told about it."""
-
-    def get_env_fun(
-        self, num_envs: int, continuous_actions: bool, seed: int | None, device: Any
-    ) -> Callable[[], EnvBase]:
-        """A factory of environments."""
-        return lambda: PettingZooWrapper(
-            parallel_env("paper"),
-            return_state=True,
-            use_mask=False,
-            categorical_actions=True,
-            group_map={"agents": [f"client_{n}" for n in range(10)]},
-            seed=seed,
-            device=device,
-        )
-
-    def supports_continuous_actions(self) -> bool:
-        """Sub-band and power level are choices."""
-        return False
-
-    def supports_discrete_actions(self) -> bool:
-        """Sixteen of them."""
-        return True
-
-    def max_steps(self, env: EnvBase) -> int:
-        """Slots of a round."""
-        return 250
-
-    def has_render(self, env: EnvBase) -> bool:
-        """Not while timing."""
-        return False
-
-    def group_map(self, env: EnvBase) -> dict[str, list[str]]:
-        """All clients together."""
-        groups: dict[str, list[str]] = env.group_map
-        return groups
-
-    def observation_spec(self, env: EnvBase) -> Composite:
-        """What agents see, without the infos."""
-        spec = env.observation_spec.clone()
-        del spec["state"]
-        for group in self.group_map(env):
-            for key in list(spec[group].keys()):
-                if key != "observation":
-                    del spec[group, key]
-        return spec
-
-    def info_spec(self, env: EnvBase) -> Composite | None:
-        """Not needed."""
-        return None
-
-    def state_spec(self, env: EnvBase) -> Composite | None:
-        """What the mixer sees."""
-        return Composite({"state": env.observation_spec["state"].clone()})
-
-    def action_spec(self, env: EnvBase) -> Composite:
-        """Sixteen choices an agent."""
-        return env.full_action_spec
-
-    def action_mask_spec(self, env: EnvBase) -> Composite | None:
-        """Everything is always allowed."""
-        return None
-
-    @staticmethod
-    def env_name() -> str:
-        """A name for its logs."""
-        return "fedfade"
 
 
 def _configuration(folder: str) -> ExperimentConfig:
@@ -124,7 +49,7 @@ def run() -> tuple[float, float]:
     timers: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         experiment = Experiment(
-            task=UplinkTask("uplink", {}),
+            task=UplinkTask("paper", {}),
             algorithm_config=QmixConfig.get_from_yaml(),
             model_config=MlpConfig(
                 num_cells=[250, 120, 120],

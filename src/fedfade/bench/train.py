@@ -28,16 +28,16 @@ def measure(repeats: int = 40, threads: int = 2, peers: bool = True) -> dict[str
     trainer = Trainer(config)
     prepare_s = _fill(trainer)
     floor = _matmuls(trainer)
-    slot_s = _median(trainer._step, 4 * repeats)
-    updates, floors = [], []
+    engine = trainer.engine()
+    updates, floors, slots = [], [], []
     for _ in range(repeats):
         floors.append(_seconds(floor))
-        updates.append(_seconds(trainer._update))
-    update_s, floor_s = statistics.median(updates), statistics.median(floors)
+        updates.append(_seconds(engine.update))
+        slots += [_seconds(engine.step) for _ in range(3)]
+    update_s, floor_s, slot_s = map(statistics.median, (updates, floors, slots))
     qmix = config.qmix
-    slots = EPISODES * config.radio.slots // qmix.parallel_episodes
     batches = EPISODES // qmix.parallel_episodes
-    seconds = UPDATES * update_s + slots * slot_s + batches * prepare_s
+    seconds = UPDATES * update_s + batches * (config.radio.slots * slot_s + prepare_s)
     figures: dict[str, object] = {
         "clients": config.learning.clients,
         "parallel_episodes": qmix.parallel_episodes,
@@ -64,10 +64,6 @@ def _seconds(function: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _median(function: Callable[[], object], repeats: int) -> float:
-    return statistics.median(_seconds(function) for _ in range(repeats))
-
-
 def _fill(trainer: Trainer) -> float:
     """Fill the replay memory; the seconds one batch of episodes takes to prepare."""
     times = []
@@ -77,11 +73,11 @@ def _fill(trainer: Trainer) -> float:
         trainer.rollout.begin(round_, 0.5, trainer.batch, trainer.replay)
         times.append(time.perf_counter() - start)
         for _ in range(trainer.scenario.slots - 1):
-            trainer._step()
+            trainer.engine().step()
         trainer.batch += 1
     trainer.rollout.begin(round_, 0.5, trainer.batch, trainer.replay)
     for _ in range(10):  # let the allocator settle
-        trainer._update()
+        trainer.engine().update()
     return statistics.median(times)
 
 
@@ -109,15 +105,16 @@ def _matmuls(trainer: Trainer) -> Callable[[], None]:
     """
     layers = _layers(trainer)
     agent_layers = len(trainer.learner.agents.weights)
+    room = [(torch.empty_like(x), torch.empty_like(w), torch.empty_like(g)) for x, w, g in layers]
 
     @torch.no_grad()
     def run() -> None:
-        for place, (x, weight, g) in enumerate(layers):
+        for place, ((x, weight, g), (dx, dw, y)) in enumerate(zip(layers, room, strict=True)):
             for _ in range(3 if place < agent_layers else 2):
-                torch.bmm(x, weight)
-            torch.bmm(x.mT, g)
+                torch.bmm(x, weight, out=y)
+            torch.bmm(x.mT, g, out=dw)
             if place not in (0, agent_layers):
-                torch.bmm(g, weight.mT)
+                torch.bmm(g, weight.mT, out=dx)
 
     return run
 

@@ -25,11 +25,18 @@ class Engine(Protocol):
 
 
 class EagerEngine:
-    """Call the functions."""
+    """Call the functions; slots on one thread, because their operations are too small to share."""
 
     def __init__(self, step: Callable[[], None], update: Callable[[], None]) -> None:
-        self.step = step
+        self._step = step
         self.update = update
+
+    def step(self) -> None:
+        """Play a slot."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        self._step()
+        torch.set_num_threads(threads)
 
 
 class GraphEngine:

@@ -84,6 +84,7 @@ class Learner:
         self.target_mixer = self._mixer(agents, state_width, seed).to(device)
         self._online = (Flat(self.agents), Flat(self.mixer))
         self._target = (Flat(self.target_agents), Flat(self.target_mixer))
+        self._rooms: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
         rates = (config.agent_rate, config.mixer_rate)
         self.optimisers = [RmsProp(f, r) for f, r in zip(self._online, rates, strict=True)]
 
@@ -95,26 +96,35 @@ class Learner:
     def _mixer(self, agents: int, state_width: int, seed: int) -> nn.Module:
         return make_mixer(self.config, agents, state_width, torch_generator(seed, "mixer"))
 
+    def _room(self, batch: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Memory for what the backward pass needs, and for what is soon forgotten."""
+        if batch not in self._rooms:
+            self._rooms[batch] = (self.agents.make_room(batch), self.agents.make_room(batch))
+        return self._rooms[batch]
+
     @torch.no_grad()
     def target(self, batch: Batch) -> Tensor:
         """y = r + gamma Q_tot(z', a', s'; target), a' the online networks' choice: [k, batch]."""
-        best = self.agents(batch.next_observation).argmax(-1, keepdim=True)
-        value = self.target_agents(batch.next_observation).gather(-1, best).squeeze(-1)
+        room = self._room(len(batch.reward))[1]
+        best = self.agents.layers(batch.next_observation, room)[-1].argmax(-1, keepdim=True)
+        values = self.target_agents.layers(batch.next_observation, room)[-1]
+        value = values.gather(-1, best).squeeze(-1)
         following: Tensor = self.target_mixer(value, batch.next_state)
         return batch.reward + batch.discount * following
 
     def update(self, batch: Batch) -> Update:
         """One step on the squared TD error of a batch (paper: eq. 34)."""
         target = self.target(batch)
+        kept, spare = self._room(len(batch.reward))
         with torch.no_grad():
-            tape = self.agents.layers(batch.observation)
+            tape = self.agents.layers(batch.observation, kept)
             q = tape[-1].gather(-1, batch.choice[..., None]).squeeze(-1)
         q.requires_grad_()
         total = self.mixer(q, batch.state)
         loss = nn.functional.mse_loss(total, target)
         loss.backward()  # type: ignore[no-untyped-call]
         assert q.grad is not None
-        self.agents.backward(tape, batch.choice, q.grad)
+        self.agents.backward(tape, batch.choice, q.grad, spare)
         for optimiser in self.optimisers:
             optimiser.step()
         return Update(loss.detach(), total.detach().mean())

@@ -79,7 +79,7 @@ class Trainer:
         """Play one batch of parallel episodes, learning on the way."""
         round_ = self.rounds.round(self.batch)
         self.rollout.begin(round_, self.epsilon(), self.batch, self.replay)
-        engine = self._engine or self._start_engine()
+        engine = self.engine()
         learned = 0
         stored = self.batch * self.scenario.slots * self.rollout.episodes
         self._loss.zero_()
@@ -126,7 +126,10 @@ class Trainer:
         self._loss += seen.loss
         self._q += seen.q
 
-    def _start_engine(self) -> Engine:
+    def engine(self) -> Engine:
+        """What carries out slots and updates on this device; needs a round begun."""
+        if self._engine is not None:
+            return self._engine
         if self.scenario.device.type == "cuda":
             changed = [*self.tensors().values(), *self.rollout.tensors().values()]
             changed += [self._loss, self._q]
