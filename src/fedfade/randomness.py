@@ -79,8 +79,10 @@ def fold(keys: Tensor | int, index: Tensor | int) -> Tensor:
 def bits(keys: Tensor, shape: Sequence[int]) -> Tensor:
     """64 random bits an element, as int64: [*keys.shape, *shape]."""
     count = math.prod(shape)
-    position = torch.arange(1, count + 1, device=keys.device) * _signed(_GAMMA)
-    return _mix(keys[..., None] + position).reshape(*keys.shape, *shape)
+    position = torch.arange(1, count + 1, device=keys.device)
+    # Times a tensor, not a number: compilers take a range for 32-bit integers otherwise.
+    gamma = torch.full((), _signed(_GAMMA), dtype=torch.int64, device=keys.device)
+    return _mix(keys[..., None] + position * gamma).reshape(*keys.shape, *shape)
 
 
 def uniform(keys: Tensor, shape: Sequence[int]) -> Tensor:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedfade.graphs import Work, record
+from fedfade.graphs import Work, fuse, record
 from fedfade.learning.averaging import ServerState
 from fedfade.learning.data import Dataset
 from fedfade.learning.local import LocalWork, Precision, Trained, arithmetic
@@ -30,28 +30,34 @@ class MatmulConv2d(nn.Conv2d):
     """A convolution as one matrix product.
 
     With other weights for every client, a convolution becomes a grouped one, for which libraries
-    have no fast kernels; a batched matrix product of the unfolded images has.
+    have no fast kernels; a batched matrix product of the unfolded images has. Unfolding is a
+    handful of shifted copies, which a compiler makes one.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """[sample, channel, row, column] -> the same with other channels."""
+        """[sample, channel, row, column] -> the same with other channels, channels innermost."""
         if torch.is_autocast_enabled(input.device.type):
             input = input.to(torch.get_autocast_dtype(input.device.type))
-        assert not isinstance(self.padding, str)
-        patches = F.unfold(input, self.kernel_size, self.dilation, self.padding, self.stride)
-        out = self.weight.flatten(1) @ patches  # [sample, channel, place]
+        (high, wide), (down, right) = self.kernel_size, self.stride
+        (pad_rows, pad_columns), (step_row, step_column) = _pair(self.padding), self.dilation
+        x = F.pad(input, (pad_columns, pad_columns, pad_rows, pad_rows)).permute(0, 2, 3, 1)
+        rows = (x.shape[1] - step_row * (high - 1) - 1) // down + 1
+        columns = (x.shape[2] - step_column * (wide - 1) - 1) // right + 1
+        patches = [
+            x[:, i : i + down * (rows - 1) + 1 : down, j : j + right * (columns - 1) + 1 : right]
+            for i in range(0, step_row * high, step_row)
+            for j in range(0, step_column * wide, step_column)
+        ]  # [sample, row, column, channel] for every place of the kernel
+        kernel = self.weight.permute(2, 3, 1, 0).flatten(0, 2)  # [place x channel, out]
+        out = torch.cat(patches, -1).flatten(0, 2) @ kernel
         if self.bias is not None:
-            out = out + self.bias[:, None]
-        sizes = zip(
-            input.shape[-2:],
-            self.kernel_size,
-            self.dilation,
-            self.padding,
-            self.stride,
-            strict=True,
-        )
-        rows, columns = ((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, d, p, s in sizes)
-        return out.reshape(*out.shape[:-1], rows, columns)
+            out = out + self.bias
+        return out.view(len(input), rows, columns, -1).permute(0, 3, 1, 2)
+
+
+def _pair(padding: str | tuple[int, ...]) -> tuple[int, int]:
+    assert not isinstance(padding, str)
+    return padding[0], padding[1]
 
 
 class PlainBatchNorm2d(nn.BatchNorm2d):
@@ -107,7 +113,9 @@ class ClientBatch:
         self._dropout = has_dropout(model)
         # Without dropout a random number would be a mistake, so vmap is told to refuse it.
         randomness = "different" if self._dropout else "error"
-        self._gradient = vmap(grad(self._loss, has_aux=True), randomness=randomness)
+        self._gradient = fuse(
+            vmap(grad(self._loss, has_aux=True), randomness=randomness), self.device
+        )
         self._predict = vmap(self._logits, in_dims=(0, 0, None), randomness="error")
         self._desks: dict[tuple[int, int, float, float], _Desk] = {}
         self._at_once: int | None = None
