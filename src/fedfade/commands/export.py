@@ -13,8 +13,11 @@ def export(
     onnx: Annotated[Path, typer.Option(help="folder to write the ONNX files to")],
 ) -> None:
     """Write one small ONNX file per client and the normalisation of its inputs."""
-    from fedfade.qmix.export import export_agents
+    from fedfade.qmix.export import decision_us, export_agents
 
     files = export_agents(folder, onnx)
     size = sum(path.stat().st_size for path in files) // len(files)
+    speed = decision_us(files[0])
+    if speed is not None:
+        typer.echo(f"one decision under ONNX Runtime: {speed:.0f} microseconds")
     typer.echo(f"{len(files)} clients, {size // 1024} KiB each, and normalisation.json: {onnx}")

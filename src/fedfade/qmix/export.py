@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +40,24 @@ def export_agents(folder: Path, out: Path) -> list[Path]:
         written.append(path)
     write_json(out / "normalisation.json", normalisation(checkpoint.config))
     return written
+
+
+def decision_us(path: Path, repeats: int = 2000) -> float | None:
+    """Microseconds of one decision under ONNX Runtime on one thread, None where it is missing."""
+    try:
+        import onnxruntime
+    except ImportError:
+        return None
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    one = {"observation": np.zeros((1, session.get_inputs()[0].shape[1]), dtype=np.float32)}
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        session.run(["action"], one)
+        times.append(time.perf_counter() - start)
+    return 1e6 * statistics.median(times)
 
 
 def client_model(network: ClientNetwork) -> ModelProto:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedfade.config import QmixConfig
+from fedfade.graphs import fuse
 from fedfade.qmix.networks import AgentNetworks, make_mixer
 from fedfade.qmix.replay import Batch
 from fedfade.randomness import torch_generator
@@ -51,8 +52,9 @@ class RmsProp:
         self.flat = flat
         self.rate = rate
         self.square = torch.zeros_like(flat.values)
+        self.step = fuse(self._step, flat.values.device)
 
-    def step(self) -> None:
+    def _step(self) -> None:
         """Apply the gradient and clear it."""
         gradient = self.flat.gradient
         self.square.mul_(RMSPROP_DECAY).addcmul_(gradient, gradient, value=1.0 - RMSPROP_DECAY)
@@ -87,6 +89,10 @@ class Learner:
         self._rooms: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
         rates = (config.agent_rate, config.mixer_rate)
         self.optimisers = [RmsProp(f, r) for f, r in zip(self._online, rates, strict=True)]
+        # Matrix products stay library calls; the small operations between them are fused.
+        place = self._online[0].values.device
+        self._bootstrap = fuse(self._target_value, place)
+        self._loss = fuse(self._mixed_loss, place)
 
     def _networks(self, agents: int, width: int, actions: int, seed: int) -> AgentNetworks:
         generator = torch_generator(seed, "agent networks")
@@ -108,6 +114,9 @@ class Learner:
         room = self._room(len(batch.reward))[1]
         best = self.agents.layers(batch.next_observation, room)[-1].argmax(-1, keepdim=True)
         values = self.target_agents.layers(batch.next_observation, room)[-1]
+        return self._bootstrap(values, best, batch)
+
+    def _target_value(self, values: Tensor, best: Tensor, batch: Batch) -> Tensor:
         value = values.gather(-1, best).squeeze(-1)
         following: Tensor = self.target_mixer(value, batch.next_state)
         return batch.reward + batch.discount * following
@@ -120,14 +129,18 @@ class Learner:
             tape = self.agents.layers(batch.observation, kept)
             q = tape[-1].gather(-1, batch.choice[..., None]).squeeze(-1)
         q.requires_grad_()
-        total = self.mixer(q, batch.state)
-        loss = nn.functional.mse_loss(total, target)
+        loss, total = self._loss(q, batch.state, target)
         loss.backward()  # type: ignore[no-untyped-call]
         assert q.grad is not None
         self.agents.backward(tape, batch.choice, q.grad, spare)
         for optimiser in self.optimisers:
             optimiser.step()
-        return Update(loss.detach(), total.detach().mean())
+        return Update(loss.detach(), total)
+
+    def _mixed_loss(self, q: Tensor, state: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean squared TD error and mean Q_tot of chosen values q [agent, batch]."""
+        total = self.mixer(q, state)
+        return nn.functional.mse_loss(total, target), total.detach().mean()
 
     def copy_target(self) -> None:
         """The target networks become the online ones."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedfade.graphs import fuse
 from fedfade.randomness import fold, integers, stream
 
 
@@ -54,6 +55,7 @@ class Replay:
         self.stored = torch.zeros((), dtype=torch.int64, device=device)  # rows ever completed
         self._key = torch.tensor(stream(seed, "replay"), device=device)
         self._episode = torch.arange(episodes, device=device)
+        self.sample = fuse(self._sample, self.observation.device)
 
     def tensors(self) -> dict[str, Tensor]:
         """All there is to remember."""
@@ -76,9 +78,9 @@ class Replay:
         place = self._place()
         self.choice.index_copy_(1, place, choice)
         self.reward.index_copy_(0, place, reward)
-        self.stored += 1
+        self.stored.add_(1)
 
-    def sample(self, size: int, update: Tensor, gamma: float, n_step: int = 1) -> Batch:
+    def _sample(self, size: int, update: Tensor, gamma: float, n_step: int = 1) -> Batch:
         """Uniformly drawn transitions for update number `update`."""
         oldest = (self.stored - (self.rows - 1)).clamp(min=0)
         # The newest n-1 rows wait for the rewards that belong to them.

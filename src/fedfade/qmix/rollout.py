@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedfade.graphs import fuse
 from fedfade.qmix.networks import AgentNetworks
 from fedfade.qmix.replay import Replay
 from fedfade.randomness import fold, integers, stream, uniform
@@ -48,37 +49,50 @@ class Rollout:
         self.slot = torch.zeros(1, dtype=torch.int64, device=device)
         self.remaining_bits = torch.zeros(episodes, clients, device=device)
         self.returns = torch.zeros(episodes, device=device)  # sum of slot rewards
+        self._batch = torch.zeros((), dtype=torch.int64, device=device)
+        self._epsilon = torch.zeros((), device=device)
+        self._lay_out = fuse(self._write_round, device)
+        self._advance = fuse(self._play_slot, device)
 
     def begin(self, round_: Round, epsilon: float, batch: int, replay: Replay) -> None:
         """Lay out a round: observations, gains, and the random choices of all slots."""
+        self._batch.fill_(batch)
+        self._epsilon.fill_(epsilon)
+        self._lay_out(round_)
+        self.slot.zero_()
+        self.remaining_bits.fill_(self.scenario.payload_bits)
+        self.returns.zero_()
+        self._look(replay)
+
+    def _write_round(self, round_: Round) -> None:
         backdrop = make_backdrop(self.scenario, round_)
         self._backdrop.copy_(backdrop.observation)
         self._state.copy_(backdrop.state)
         gain = round_.alpha[:, None, :, None] * round_.fading  # H = alpha h (paper: eq. 9)
         self._gain.copy_(gain.transpose(0, 1))
         self._inner.copy_(normalised_inner(round_.inner))
-        keys = fold(fold(self._key, batch), self._slots)  # [slot]
+        keys = fold(fold(self._key, self._batch), self._slots)  # [slot]
         shape = self._explores.shape[1:]
-        self._explores.copy_(uniform(fold(keys, 0), shape) < epsilon)
+        self._explores.copy_(uniform(fold(keys, 0), shape) < self._epsilon)
         self._random.copy_(integers(fold(keys, 1), self.scenario.actions, shape))
-        self.slot.zero_()
-        self.remaining_bits.fill_(self.scenario.payload_bits)
-        self.returns.zero_()
-        self._look(replay)
 
     @torch.no_grad()
     def step(self, agents: AgentNetworks, replay: Replay) -> None:
         """Every agent observes and acts, everybody sends, the transition is stored."""
-        greedy = agents(self._seen).argmax(-1)
+        self._advance(agents(self._seen), replay)
+
+    def _play_slot(self, values: Tensor, replay: Replay) -> None:
+        """What follows from the agents' values [client, episode, action]."""
+        greedy = values.argmax(-1)
         choice = torch.where(self._now(self._explores), self._now(self._random), greedy)
         before = Progress(self.remaining_bits)
         action = decode_action(self.scenario, choice.T)
         after, result = play_slot(self.scenario, before, self._now(self._gain), action)
         reward = slot_reward(self.scenario, self._inner, before, after, result)
         replay.act(choice, reward)
-        self.returns += reward
+        self.returns.add_(reward)
         self.remaining_bits.copy_(after.remaining_bits)
-        self.slot += 1
+        self.slot.add_(1)
         self._look(replay)
 
     def _look(self, replay: Replay) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedfade.config import Config
 from fedfade.errors import UserError
-from fedfade.qmix.engine import EagerEngine, Engine, GraphEngine
+from fedfade.qmix.engine import Engine
 from fedfade.qmix.learner import Learner, copy_into
 from fedfade.qmix.replay import Replay
 from fedfade.qmix.rollout import Rollout
@@ -128,14 +128,10 @@ class Trainer:
 
     def engine(self) -> Engine:
         """What carries out slots and updates on this device; needs a round begun."""
-        if self._engine is not None:
-            return self._engine
-        if self.scenario.device.type == "cuda":
+        if self._engine is None:
             changed = [*self.tensors().values(), *self.rollout.tensors().values()]
             changed += [self._loss, self._q]
-            self._engine = GraphEngine(self._step, self._update, changed)
-        else:
-            self._engine = EagerEngine(self._step, self._update)
+            self._engine = Engine(self._step, self._update, changed, self.scenario.device)
         return self._engine
 
     # --- what happened -------------------------------------------------------------------------

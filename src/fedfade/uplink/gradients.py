@@ -86,7 +86,8 @@ class SyntheticGradients:
     """Invented updates, so that agents can be trained without a data set.
 
     A client's deviation is a direction all share, one of its own, and fresh noise; they shrink
-    as training goes on. That is the shape real runs have (docs/environment.md shows both).
+    as training goes on. Sizes and angles are those of the paper's CNN on CIFAR-10
+    (docs/environment.md shows both).
     """
 
     def __init__(self, config: Config, device: torch.device | str = "cpu") -> None:
@@ -106,7 +107,7 @@ class SyntheticGradients:
         own = normal(fold(task, 1), shape)
         fresh = normal(fold(fold(task, 2), round), shape)
         deviation = 0.5 * shared + 0.7 * own + 0.7 * fresh
-        scale = 1.0 / (SYNTHETIC_WIDTH * (1.0 + 0.1 * round))
+        scale = 0.03 / (SYNTHETIC_WIDTH * (1.0 + 0.03 * round))
         return deviation @ deviation.T * scale
 
     def deliver(self, delivered: Tensor) -> None:

@@ -17,6 +17,9 @@ from fedfade.uplink.gradients import GradientSource
 from fedfade.uplink.scenario import scenario_from_config
 from fedfade.uplink.slot import Round
 
+_AHEAD = 4000
+"""Client-rounds of fading drawn at once on CUDA, where few cost as much as many."""
+
 
 class Rounds:
     """Upload problems in the order of training: batch b holds `episodes` episodes of one round."""
@@ -49,6 +52,7 @@ class Rounds:
         self._cycle = -1
         self._round = -1
         self._trajectory: Trajectory | None = None
+        self._ahead: dict[tuple[int, int, int], Tensor] = {}
         self._inner = torch.zeros(clients, clients, device=device)
 
     def place(self, batch: int) -> tuple[int, int, int]:
@@ -91,9 +95,21 @@ class Rounds:
         if self.config.run.repeat_fading:
             one = self._channel.small_scale_gain([seed], number, [0], self._trajectory)
             return one[0].expand(self.episodes, -1, -1, -1)
+        place = (seed, number, part)
+        if place not in self._ahead:
+            self._ahead = self._fetch(seed, number, part)
+        return self._ahead.pop(place)
+
+    def _fetch(self, seed: int, number: int, part: int) -> dict[tuple[int, int, int], Tensor]:
+        """The fading of this batch of episodes; on CUDA of the next rounds too, as cheaply."""
+        assert self._trajectory is not None
+        clients, last = self.config.learning.clients, self.config.run.rounds
+        ahead = 1 if self.device.type == "cpu" else _AHEAD // (self.episodes * clients)
+        rounds = range(number, min(number + max(1, ahead), last))
         first = part * self.episodes
         episodes = range(first, first + self.episodes)
-        return self._channel.small_scale_gain([seed], number, episodes, self._trajectory)[0]
+        gains = self._channel.small_scale_gains([seed], rounds, episodes, self._trajectory)[0]
+        return {(seed, n, part): gain for n, gain in zip(rounds, gains, strict=True)}
 
 
 def cycle_seed(seed: int, cycle: int) -> int:
