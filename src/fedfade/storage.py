@@ -1,7 +1,7 @@
 """Files that are written whole or not at all, and read without trusting them.
 
-Nothing here unpickles: `.npz` archives are checked against a size limit from their headers
-before an array is allocated.
+Nothing here unpickles: `.npz` archives are checked from their headers before an array is
+allocated, so that a small file cannot claim a large one.
 """
 
 from __future__ import annotations
@@ -24,6 +24,13 @@ from fedfade.errors import UserError, not_allowed
 
 MAX_ARRAY_BYTES = 16 * 2**30
 """No array of a file handed to us may claim more than this."""
+
+_DEFLATE_RATIO = 1032  # no deflated stream grows by more
+_TEMPORARY = ".fedfade-"  # how names of files being written begin
+
+_held: dict[Path, tuple[int, int]] = {}
+"""Folders this process holds, with their device and inode: a folder that was moved away must not
+come into being again, half empty, under its old name."""
 
 
 def _reason(error: OSError) -> str:
@@ -49,12 +56,11 @@ def writing(path: Path | str) -> Iterator[Path]:
     path = Path(path)
     if path.is_dir():
         raise not_allowed("output", str(path), "a file, and this is a folder")
+    _check_held(path)
     make_folder(path.parent)
     try:
         # The suffix stays last: Matplotlib and NumPy choose the format by it.
-        handle, name = tempfile.mkstemp(
-            prefix=f".{path.stem}.", suffix=path.suffix, dir=path.parent
-        )
+        handle, name = tempfile.mkstemp(prefix=_TEMPORARY, suffix=path.suffix, dir=path.parent)
         os.fchmod(handle, 0o644)
         os.close(handle)
     except OSError as error:
@@ -67,10 +73,32 @@ def writing(path: Path | str) -> Iterator[Path]:
         os.replace(temporary, path)
         _sync_folder(path.parent)
     except OSError as error:
+        _check_held(path)
         raise UserError(f"{str(path)!r} cannot be written: {_reason(error)}.") from None
     finally:
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # gone already, or its folder is
             temporary.unlink()
+
+
+def _check_held(path: Path) -> None:
+    """Refuse to write below a held folder that is no longer where it was."""
+    for folder, identity in _held.items():
+        if folder not in path.absolute().parents:
+            continue
+        try:
+            found = os.stat(folder)
+        except OSError:
+            found = None
+        if found is None or (found.st_dev, found.st_ino) != identity:
+            raise UserError(
+                f"folder {str(folder)!r} was moved or removed while in use; what was saved before "
+                "is where the folder is now, and the same command continues there."
+            )
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether a file is one that `writing` had not finished when its process was killed."""
+    return path.name.startswith(_TEMPORARY)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -93,15 +121,25 @@ def write_json(path: Path | str, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-def read_json(path: Path | str, max_bytes: int = 256 * 2**20) -> Any:
-    """Read JSON, or say in one sentence what is wrong with it."""
+def read_bytes(path: Path | str, max_bytes: int) -> bytes:
+    """A file's content, unless it is larger than allowed."""
     path = Path(path)
     try:
-        if path.stat().st_size > max_bytes:
-            raise UserError(f"{str(path)!r} is larger than {max_bytes} bytes.")
-        return json.loads(path.read_text("utf-8"))
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size > max_bytes:
+                raise UserError(f"{str(path)!r} is larger than {max_bytes} bytes.")
+            content = file.read(max_bytes + 1)  # a pipe or device has no size
     except OSError as error:
         raise UserError(f"{str(path)!r} cannot be read: {_reason(error)}.") from None
+    if len(content) > max_bytes:
+        raise UserError(f"{str(path)!r} is larger than {max_bytes} bytes.")
+    return content
+
+
+def read_json(path: Path | str, max_bytes: int = 16 * 2**20) -> Any:
+    """Read JSON, or say in one sentence what is wrong with it."""
+    try:
+        return json.loads(read_bytes(path, max_bytes).decode("utf-8"))
     except (ValueError, RecursionError):
         raise UserError(f"{str(path)!r} is not valid JSON.") from None
 
@@ -117,8 +155,8 @@ def read_npz(
 ) -> dict[str, np.ndarray]:
     """Arrays of an `.npz` by name (all, or those of `wanted` that are there).
 
-    Object arrays (pickles) and arrays larger than `max_bytes` are refused from the header,
-    before anything is allocated.
+    Object arrays (pickles), arrays larger than `max_bytes` in all, and arrays larger than what the
+    file really holds are refused from the headers, before anything is allocated.
     """
     path = Path(path)
     try:
@@ -128,23 +166,34 @@ def read_npz(
                 name = entry.filename.removesuffix(".npy")
                 if not entry.filename.endswith(".npy") or (wanted and name not in wanted):
                     continue
+                _check_packing(entry, path)
                 with archive.open(entry) as member:
-                    _check_header(member, name, path, max_bytes)
+                    max_bytes -= _checked_size(member, entry.file_size, name, path, max_bytes)
                 with archive.open(entry) as member:
                     arrays[name] = np.lib.format.read_array(member, allow_pickle=False)
             return arrays
+    except UserError:
+        raise
     except OSError as error:
         raise UserError(f"{str(path)!r} cannot be read: {_reason(error)}.") from None
-    except (zipfile.BadZipFile, ValueError, EOFError, KeyError, RuntimeError, NotImplementedError):
-        raise UserError(f"{str(path)!r} is not an intact .npz archive.") from None
-    except Exception as error:  # zlib.error, struct.error, MemoryError: all mean a broken file
-        if isinstance(error, UserError):
-            raise
+    except Exception:  # zipfile, zlib, struct and NumPy each have their own: all mean a broken file
         raise UserError(f"{str(path)!r} is not an intact .npz archive.") from None
 
 
-def _check_header(member: IO[bytes], name: str, path: Path, max_bytes: int) -> None:
-    """Refuse object arrays and oversized arrays before NumPy allocates them."""
+def _check_packing(entry: zipfile.ZipInfo, path: Path) -> None:
+    """What an entry unpacks to is limited by what is really in the file."""
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError("NumPy writes no such archives")
+    there = min(entry.compress_size, path.stat().st_size)
+    if entry.file_size > _DEFLATE_RATIO * there + 1000:
+        raise UserError(
+            f"array {entry.filename.removesuffix('.npy')!r} in {str(path)!r} claims "
+            f"{entry.file_size} bytes, more than {there} packed bytes can hold."
+        )
+
+
+def _checked_size(member: IO[bytes], file_size: int, name: str, path: Path, max_bytes: int) -> int:
+    """Bytes of an array; object arrays and oversized ones are refused."""
     head = member.read(12)
     if head[:6] != b"\x93NUMPY":
         raise ValueError("not an array")
@@ -152,24 +201,32 @@ def _check_header(member: IO[bytes], name: str, path: Path, max_bytes: int) -> N
         length, start = struct.unpack("<H", head[8:10])[0], head[10:]
     else:
         length, start = struct.unpack("<I", head[8:12])[0], b""
-    if length > 100_000:
+    if length > 10_000:
         raise ValueError("header too long")
     header = ast.literal_eval((start + member.read(length - len(start))).decode("latin1"))
     dtype = np.dtype(header["descr"])
     if dtype.hasobject:
         raise UserError(f"array {name!r} in {str(path)!r} holds Python objects, which are refused.")
-    size = dtype.itemsize
+    # Items of no size count too: somebody may walk over them.
+    size = max(1, dtype.itemsize)
     for extent in header["shape"]:
+        if int(extent) < 0:
+            raise ValueError("negative extent")
         size *= int(extent)
-    if size > max_bytes or size < 0:
+    limit = min(max_bytes, file_size)
+    if size > limit:
         raise UserError(
-            f"array {name!r} in {str(path)!r} claims {size} bytes; at most {max_bytes} are read."
+            f"array {name!r} in {str(path)!r} claims {size} bytes; at most {limit} are read."
         )
+    return size
 
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Hold a run folder; a second holder is refused. The kernel frees it if the process dies."""
+    """Hold a run folder; a second holder is refused. The kernel frees it if the process dies.
+
+    What a killed process left half written is removed.
+    """
     make_folder(folder)
     try:
         handle = open(folder / ".lock", "a+")  # noqa: SIM115 - held until the block ends
@@ -183,4 +240,14 @@ def folder_lock(folder: Path) -> Iterator[None]:
                 f"folder {str(folder)!r} is in use by another fedfade process; wait for it or "
                 "choose another --out."
             ) from None
-        yield
+        except OSError as error:
+            raise UserError(f"folder {str(folder)!r} cannot be held: {_reason(error)}.") from None
+        place, found = folder.absolute(), os.stat(folder)
+        _held[place] = (found.st_dev, found.st_ino)
+        try:
+            for rest in [*folder.glob(f"{_TEMPORARY}*"), *folder.glob(f"*/{_TEMPORARY}*")]:
+                with suppress(OSError):
+                    rest.unlink()
+            yield
+        finally:
+            del _held[place]
