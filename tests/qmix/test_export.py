@@ -13,6 +13,7 @@ import torch
 from fedfade.config import load_config
 from fedfade.qmix import Trainer, train
 from fedfade.qmix.export import export_agents
+from fedfade.qmix.scalars import ScalarWriter
 from fedfade.uplink import observe, start_round
 
 
@@ -93,7 +94,14 @@ def test_tensorboard_reads_the_scalars(trained: tuple[Path, Trainer]) -> None:
     assert wanted | {"slots per second", "updates per second"} <= set(events.Tags()["scalars"])
     epsilon = events.Scalars("epsilon")
     assert [event.step for event in epsilon] == [20, 40, 60]
-    assert epsilon[0].value == pytest.approx(1 - 0.99 * 20 / 4000)
+    later = ScalarWriter(folder / "tensorboard", first_step=41)  # as a resume at episode 40 does
+    later.write(60, {"epsilon": 0.5})
+    later.close()
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("epsilon")] == [20, 40, 60]
+    assert events.Scalars("epsilon")[-1].value == 0.5
+    assert epsilon[1].value == pytest.approx(1 - 0.99 * 20 / 4000)
 
 
 def test_the_command(trained: tuple[Path, Trainer], tmp_path: Path) -> None:

@@ -227,6 +227,17 @@ def test_a_diverging_training_keeps_its_last_good_checkpoint(tiny: Config, tmp_p
     load_policy_checkpoint(tmp_path, tiny)
 
 
+def test_broken_parameters_are_not_saved_over_good_ones(tiny: Config, tmp_path: Path) -> None:
+    trainer = Trainer(tiny)
+    trainer.play_batch()
+    run_module.save(trainer, tmp_path, [])
+    trainer.learner.agents.weights[0].data[0, 0, 0] = float("inf")
+    trainer.batch += 1
+    with pytest.raises(Diverged, match="parameters became"):
+        run_module.save(trainer, tmp_path, [])
+    assert load_checkpoint(tmp_path).batch == 1
+
+
 def test_rewards_that_are_no_numbers_stop_the_training(tiny: Config) -> None:
     trainer = Trainer(tiny)
     trainer.rounds.gradients.inner = lambda seed, round: torch.full((4, 4), float("nan"))

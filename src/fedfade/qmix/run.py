@@ -18,8 +18,9 @@ from fedfade.qmix.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from fedfade.qmix.learner import finite
 from fedfade.qmix.scalars import ScalarWriter
-from fedfade.qmix.trainer import Report, Trainer
+from fedfade.qmix.trainer import Diverged, Report, Trainer
 from fedfade.storage import folder_lock, write_text
 
 CHECKPOINT_S = 30.0
@@ -42,7 +43,8 @@ def train(
         curve = _resume(trainer, folder)
         write_text(folder / "config.yaml", render_config(config))
         if trainer.batch < trainer.batches:
-            scalars = ScalarWriter(folder / "tensorboard", trainer.batch)
+            first = trainer.batch * trainer.rollout.episodes + 1
+            scalars = ScalarWriter(folder / "tensorboard", first)
             try:
                 curve = _play(trainer, folder, curve, scalars, on_report, checkpoint_s)
             finally:
@@ -91,7 +93,12 @@ def _scalars(report: Report) -> dict[str, float]:
 
 
 def save(trainer: Trainer, folder: Path, curve: list[Report]) -> None:
-    """Write a checkpoint."""
+    """Write a checkpoint, unless the last update has broken the networks."""
+    if not finite(trainer.learner.tensors().values()):
+        raise Diverged(
+            f"training stopped at episode {curve[-1].episodes if curve else 0} because parameters "
+            "became infinite or not a number; the last checkpoint before it is kept."
+        )
     training = trainer.snapshot() | {CURVE: torch.tensor(curve, dtype=torch.float64)}
     episodes = trainer.batch * trainer.rollout.episodes
     agents = trainer.learner.agents.state_dict()

@@ -78,7 +78,8 @@ class Trainer:
     def play_batch(self) -> Report:
         """Play one batch of parallel episodes, learning on the way."""
         round_ = self.rounds.round(self.batch)
-        self.rollout.begin(round_, self.epsilon(), self.batch, self.replay)
+        epsilon = self.epsilon()
+        self.rollout.begin(round_, epsilon, self.batch, self.replay)
         engine = self.engine()
         learned = 0
         stored = self.batch * self.scenario.slots * self.rollout.episodes
@@ -96,7 +97,7 @@ class Trainer:
         delivered = self.rollout.remaining_bits <= 0
         self.rounds.deliver(self.batch, delivered)
         self.batch += 1
-        return self._report(delivered, learned)
+        return self._report(delivered, learned, epsilon)
 
     def epsilon(self) -> float:
         """Exploration of the current batch: linear in the episodes played, then constant."""
@@ -136,7 +137,7 @@ class Trainer:
 
     # --- what happened -------------------------------------------------------------------------
 
-    def _report(self, delivered: Tensor, learned: int) -> Report:
+    def _report(self, delivered: Tensor, learned: int, epsilon: float) -> Report:
         """The figures of a batch; the only place where the host waits for the device."""
         parts = [self.rollout.returns.mean(), delivered.sum(-1).float().mean(), self._loss, self._q]
         reward, uploads, loss, q = torch.stack(parts).tolist()
@@ -146,7 +147,7 @@ class Trainer:
             uploads=uploads,
             loss=loss / learned if learned else math.nan,
             q=q / learned if learned else math.nan,
-            epsilon=self.epsilon(),
+            epsilon=epsilon,
             accuracy=self._accuracy(),
         )
         if not math.isfinite(reward) or (learned and not math.isfinite(loss)):
