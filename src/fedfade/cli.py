@@ -19,6 +19,7 @@ from fedfade.commands.learn import learn
 from fedfade.commands.options import PresetArgument, SetOption
 from fedfade.commands.partition import partition
 from fedfade.commands.replay import replay
+from fedfade.commands.sweep import sweep
 from fedfade.commands.train import train
 from fedfade.config import load_config, preset_names, preset_summary, render_config
 from fedfade.errors import UserError
@@ -42,6 +43,7 @@ app.command()(learn)
 app.command()(bound)
 app.command()(partition)
 app.command()(train)
+app.command()(sweep)
 app.command()(export)
 
 

@@ -122,6 +122,41 @@ def test_clients_decide_as_the_server_would(policy: str, config: Config, task) -
         assert np.array_equal(models[0][name].numpy(), models[1][name].numpy())
 
 
+@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize("share", [False, True])
+def test_trained_agents_decide_as_on_the_server(
+    share: bool, finished: bool, config: Config, tmp_path: Path
+) -> None:
+    """The client carries one agent's network; the server would have run them all in one batch."""
+    from fedfade.qmix import train
+
+    parts = [*config.allocation.observe, *(["finished"] if finished else [])]
+    allocation = config.allocation.model_copy(update={"observe": parts})
+    qmix = config.qmix.model_copy(
+        update={
+            "episodes": 8,
+            "parallel_episodes": 4,
+            "hidden": [32],
+            "batch_size": 64,
+            "share_parameters": share,
+        }
+    )
+    run_config = config.run.model_copy(update={"episodes_per_round": 4, "device": "cpu"})
+    changes = {"allocation": allocation, "qmix": qmix, "run": run_config}
+    config = config.model_copy(update=changes)
+    train(config, tmp_path / "agents")
+    task = FederatedTask(config)
+    histories = []
+    for place in ("server", "client"):
+        policy = str(tmp_path / "agents")
+        strategy = WirelessStrategy(fedavg(), config, policy, decide=place)
+        run(strategy, grid_of(task, policy), task)
+        histories.append(strategy.history)
+    for one, other in zip(*histories, strict=True):
+        assert one == other._replace(exchanges=0)
+        assert other.exchanges >= 2
+
+
 def test_metrics_and_clock(config: Config, task: FederatedTask) -> None:
     strategy = WirelessStrategy(fedavg(), config, "max-sum-rate", local_s=0.5)
     result = run(strategy, grid_of(task), task)

@@ -38,7 +38,7 @@ def with_data_dir(overrides: list[str] | None, data_dir: str | None) -> list[str
 
 
 @contextmanager
-def time_left(unit: str, total: int) -> Iterator[Callable[[int, str], None]]:
+def time_left(unit: str, total: int) -> Iterator[Callable[[float, str], None]]:
     """A progress bar on standard error; yields a function of (done, what is being done)."""
     bar = Progress(
         SpinnerColumn(),
@@ -54,7 +54,7 @@ def time_left(unit: str, total: int) -> Iterator[Callable[[int, str], None]]:
     with bar:
         task = bar.add_task(unit, total=total, doing="starting")
 
-        def tell(done: int, doing: str) -> None:
+        def tell(done: float, doing: str) -> None:
             bar.update(task, completed=done, doing=doing)
 
         yield tell

@@ -1,0 +1,115 @@
+"""One point of a sweep: a configuration, a folder, and the lines it adds to the table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from fedfade.config import Config
+from fedfade.device import pick_device
+from fedfade.errors import UserError
+from fedfade.experiments.comparison import Comparison
+from fedfade.experiments.metrics import read_rows
+from fedfade.experiments.report import summaries
+from fedfade.experiments.run_folder import RunFolder
+
+Tell = Callable[[int, int], None]
+"""Told how many steps of how many are done."""
+
+Line = dict[str, object]
+
+
+class Kind(Protocol):
+    """A command a sweep can run."""
+
+    def run(self, config: Config, folder: Path, tell: Tell) -> None:
+        """Run to the end, or continue what stopped."""
+
+    def finished(self, config: Config, folder: Path) -> bool:
+        """Whether the folder holds the whole result."""
+
+    def lines(self, config: Config, folder: Path) -> list[Line]:
+        """What a finished folder adds to the table."""
+
+
+class ComparePoint:
+    """`fedfade compare`: one line a policy."""
+
+    def run(self, config: Config, folder: Path, tell: Tell) -> None:
+        """All rounds of all policies."""
+        device = pick_device(config.run.device)
+        place = RunFolder(folder, config, device)
+        with place.open():
+            if place.finished:
+                return
+            comparison = Comparison(config, device)
+            comparison.run(place, lambda done, doing: tell(done, config.run.rounds))
+            place.finish(scopes={p.name: p.scope for p in comparison.policies.values()})
+
+    def finished(self, config: Config, folder: Path) -> bool:
+        """As the run's record says."""
+        return RunFolder(folder, config, pick_device("cpu")).finished
+
+    def lines(self, config: Config, folder: Path) -> list[Line]:
+        """Final accuracy and what the uplink did."""
+        return [
+            {
+                "policy": line.policy,
+                "accuracy": line.accuracy[0],
+                "uploads": line.uploads,
+                "empty_rounds": line.empty_rounds,
+                "wasted": line.wasted,
+                "fairness": line.fairness,
+                "sum_rate_bps": line.sum_rate_bps,
+            }
+            for line in summaries(read_rows(folder / "metrics.csv"))
+        ]
+
+
+class TrainPoint:
+    """`fedfade train`: one line a training."""
+
+    def run(self, config: Config, folder: Path, tell: Tell) -> None:
+        """To the last episode."""
+        from fedfade.qmix import train
+
+        total = config.qmix.episodes
+        train(config, folder, lambda trainer, report: tell(min(report.episodes, total), total))
+
+    def finished(self, config: Config, folder: Path) -> bool:
+        """Whether the checkpoint has all episodes."""
+        from fedfade.qmix.checkpoint import has_checkpoint, load_checkpoint
+
+        if not has_checkpoint(folder):
+            return False
+        return load_checkpoint(folder).episodes >= config.qmix.episodes
+
+    def lines(self, config: Config, folder: Path) -> list[Line]:
+        """Means over the last twentieth of the training."""
+        from fedfade.qmix.run import saved_curve
+
+        curve = saved_curve(folder)
+        last = curve[-max(1, len(curve) // 20) :]
+        tested = [report.accuracy for report in curve if not math.isnan(report.accuracy)]
+        return [
+            {
+                "policy": "qmix",
+                "accuracy": tested[-1] if tested else math.nan,
+                "uploads": sum(report.uploads for report in last) / len(last),
+                "reward": sum(report.reward for report in last) / len(last),
+                "episodes": curve[-1].episodes,
+            }
+        ]
+
+
+KINDS: dict[str, Kind] = {"compare": ComparePoint(), "train": TrainPoint()}
+
+
+def is_finished(command: str, config: Config, folder: Path) -> bool:
+    """Whether a point needs no more work; a damaged folder does."""
+    try:
+        return KINDS[command].finished(config, folder)
+    except UserError:
+        return False

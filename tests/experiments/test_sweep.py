@@ -1,0 +1,249 @@
+"""`fedfade sweep`: nothing lost, nothing twice, whatever dies on the way."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedfade.experiments import read_rows
+from fedfade.experiments.sweep import Progress, load_sweep, run_sweep, table_lines
+from fedfade.experiments.workers import Resources, on_ray, on_this_machine
+from tests.conftest import TINY
+
+ROOT = Path(__file__).resolve().parents[2]
+SLOW = "tests.experiments.slow_policy:Slow"
+
+
+def sweep_file(folder: Path, **fields: object) -> Path:
+    settings = dict(override.split("=", 1) for override in TINY if "run.seeds" not in override)
+    tree = {
+        "command": "compare",
+        "preset": "paper",
+        "set": {name: yaml.safe_load(value) for name, value in settings.items()},
+    }
+    tree["set"]["allocation.policies"] = ["random", "perfect"]
+    extra = fields.pop("set", {})
+    tree |= fields
+    tree["set"] |= extra
+    path = folder / "sweep.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_grid_times_seeds_in_one_table_and_again_for_nothing(fedfade, tmp_path: Path) -> None:
+    path = sweep_file(tmp_path, grid={"learning.alpha": [0.5]}, seeds=[0, 3])
+    out = tmp_path / "out"
+    answer = fedfade("sweep", path, "--out", out, "--workers", 2)
+    assert answer.code == 0, answer.err
+    table = read_table(out / "sweep.csv")
+    keys = {(line["learning.alpha"], line["seed"], line["policy"]) for line in table}
+    assert len(table) == len(keys) == 2 * 2
+    assert all(line["status"] == "done" for line in table)
+    # A point is the run `fedfade compare` makes of the same configuration.
+    point = next(line["point"] for line in table if line["seed"] == "3")
+    words = [w for o in TINY if "run.seeds" not in o for w in ("--set", o)]
+    alone = tmp_path / "alone"
+    answer = fedfade(
+        *("compare", "paper", "--out", alone, "--seeds", 1, *words, "--set", "run.seed=3"),
+        *("--policies", "random,perfect", "--set", "learning.alpha=0.5"),
+    )
+    assert answer.code == 0, answer.err
+    assert read_rows(alone / "metrics.csv") == read_rows(out / "points" / point / "metrics.csv")
+    # Once more: nothing runs; a grown sweep runs only what is new.
+    times = {p: p.stat().st_mtime_ns for p in out.glob("points/*/metrics.csv")}
+    assert fedfade("sweep", path, "--out", out).code == 0
+    sweep_file(tmp_path, grid={"learning.alpha": [0.5, 50]}, seeds=[0, 3])
+    assert fedfade("sweep", path, "--out", out, "--workers", 2).code == 0
+    assert {p: p.stat().st_mtime_ns for p in times} == times
+    assert len(read_table(out / "sweep.csv")) == 2 * 2 * 2
+
+
+def test_trainings(fedfade, tmp_path: Path) -> None:
+    small = {
+        "qmix.episodes": 4,
+        "qmix.parallel_episodes": 2,
+        "qmix.hidden": [8],
+        "qmix.batch_size": 16,
+        "qmix.replay_size": 64,
+        "qmix.gradients": "synthetic",
+        "run.episodes_per_round": 2,
+    }
+    rates = [{"qmix.agent_rate": 1e-5}, {"qmix.agent_rate": 1e-4, "qmix.mixer": "vdn"}]
+    path = sweep_file(tmp_path, command="train", set=small, list=rates)
+    answer = fedfade("sweep", path, "--out", tmp_path / "out", "--workers", 1)
+    assert answer.code == 0, answer.err
+    table = read_table(tmp_path / "out" / "sweep.csv")
+    assert [line["episodes"] for line in table] == ["4", "4"]
+    assert [line["qmix.mixer"] for line in table] == ["", "vdn"]
+    folder = tmp_path / "out" / "points" / table[0]["point"]
+    assert (folder / "checkpoint.json").exists()
+
+
+def test_a_killed_worker_is_replaced(tmp_path: Path, monkeypatch) -> None:
+    """SIGKILL, as the kernel does when memory runs out: the point is continued or run again."""
+    trace = tmp_path / "trace"
+    monkeypatch.setenv("FEDFADE_TRACE", str(trace))
+    monkeypatch.setenv("FEDFADE_PAUSE_S", "0.3")
+    monkeypatch.chdir(ROOT)
+    sweep = load_sweep(sweep_file(tmp_path, set={"allocation.policies": [SLOW]}, seeds=2))
+    killed = []
+
+    def compute(tasks, share):
+        yield from on_this_machine(tasks, 1, Resources(), share)
+
+    def watch() -> None:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and not trace.exists():
+            time.sleep(0.02)
+        killed.append(int(trace.read_text().split()[0]))
+        os.kill(killed[0], signal.SIGKILL)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    failures = run_sweep(sweep, tmp_path / "out", compute, lambda progress: None)
+    watcher.join()
+    assert not failures
+    begun = {line.split()[0] for line in trace.read_text().splitlines()}
+    assert len(begun) == 3  # two points, one of them by two workers
+    lines = table_lines(sweep, tmp_path / "out", {})
+    assert Counter(line["status"] for line in lines) == {"done": 2}
+
+
+def test_what_a_point_refuses_is_reported_and_the_rest_goes_on(fedfade, tmp_path: Path) -> None:
+    path = sweep_file(tmp_path, grid={"learning.data": ["digits", "nowhere.npz"]})
+    out = tmp_path / "out"
+    answer = fedfade("sweep", path, "--out", out, "--workers", 2)
+    assert answer.code == 1
+    assert "1 of 2 points failed" in answer.err
+    table = read_table(out / "sweep.csv")
+    assert {line["status"] for line in table} == {"done", "failed"}
+    error = next(line["error"] for line in table if line["status"] == "failed")
+    assert "learning.data = 'nowhere.npz'" in error
+
+
+def test_sigterm_stops_cleanly_and_the_sweep_goes_on(tmp_path: Path) -> None:
+    path = sweep_file(tmp_path, set={"allocation.policies": [SLOW]}, seeds=2)
+    out, trace = tmp_path / "out", tmp_path / "trace"
+    words = [sys.executable, "-m", "fedfade.cli", "sweep", str(path), "--out", str(out)]
+    environment = os.environ | {"FEDFADE_TRACE": str(trace), "FEDFADE_PAUSE_S": "0.5"}
+    options = {"cwd": ROOT, "env": environment, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([*words, "--workers", "1"], **options)
+    deadline = time.monotonic() + 120
+    while not trace.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "the same command continues" in errors
+    environment["FEDFADE_PAUSE_S"] = "0"
+    again = subprocess.run([*words, "--workers", "1"], check=False, **options)
+    assert again.returncode == 0, again.stderr
+    assert all(line["status"] == "done" for line in read_table(out / "sweep.csv"))
+
+
+BAD = [
+    ({"command": "dance"}, "command"),
+    ({"grid": {"radio.clusters": []}}, "0 points"),
+    ({"grid": {"radio.clusters": [14, 1]}}, "radio.clusters = 1"),
+    ({"grid": {"radio.nonsense": [14]}}, "radio.nonsense"),
+    ({"speed": 3}, "'speed' is not known"),
+    ({"seeds": 0}, "seeds"),
+    ({"seeds": [1, 1]}, "asks twice"),
+    ({"grid": {"radio.clusters": [14]}, "list": [{"radio.clusters": 3}]}, "both in grid"),
+]
+
+
+@pytest.mark.parametrize(("fields", "sentence"), BAD)
+def test_bad_sweeps_are_one_sentence(fields, sentence: str, fedfade, tmp_path: Path) -> None:
+    path = sweep_file(tmp_path, **fields)
+    answer = fedfade("sweep", path, "--out", tmp_path / "out")
+    assert answer.code == 2
+    assert sentence in answer.err.replace("\n", " ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_ray_and_no_file_are_one_sentence(fedfade, tmp_path: Path) -> None:
+    assert fedfade("sweep", tmp_path / "none.yaml").code == 2
+    path = sweep_file(tmp_path)
+    answer = fedfade("sweep", path, "--ray", "auto", "--workers", 2)
+    assert answer.code == 2
+    assert "exclude each other" in answer.err
+
+
+def begun(trace: Path, parent: int | None = None) -> list[str]:
+    """Points begun, by all processes or by the children of one."""
+    lines = [line.split() for line in trace.read_text().splitlines()] if trace.exists() else []
+    wanted = [line for line in lines if parent is None or int(line[1]) == parent]
+    return [snr for _, _, number, snr in wanted if number == "0"]
+
+
+def test_a_ray_cluster_that_loses_a_node(tmp_path: Path, monkeypatch) -> None:
+    """Two nodes, one killed half way: every point once in the results, none missing."""
+    pytest.importorskip("ray", reason="needs fedfade[ray]")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    trace = tmp_path / "trace"
+    monkeypatch.setenv("FEDFADE_TRACE", str(trace))
+    monkeypatch.setenv("FEDFADE_PAUSE_S", "0.7")
+    from ray.cluster_utils import Cluster
+
+    quick = {"health_check_period_ms": 500, "health_check_failure_threshold": 3}
+    head = {"num_cpus": 1, "include_dashboard": False, "_system_config": quick}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        node = cluster.add_node(num_cpus=1)
+        sweep = load_sweep(sweep_file(tmp_path, set={"allocation.policies": [SLOW]}, seeds=8))
+        out = tmp_path / "out"
+        progress: list[Progress] = []
+        raylet = node.all_processes["raylet"][0].process.pid
+
+        def kill_while_it_works() -> None:
+            """Half way, as soon as the second node begins a point."""
+            while not (progress and progress[-1].done >= 3):
+                time.sleep(0.05)
+            before = len(begun(trace, raylet))
+            while len(begun(trace, raylet)) == before:
+                time.sleep(0.02)
+            cluster.remove_node(node, allow_graceful=False)
+
+        killer = threading.Thread(target=kill_while_it_works, daemon=True)
+        killer.start()
+
+        def compute(tasks, share):
+            yield from on_ray(tasks, cluster.address, Resources(cpus=1, retries=3))
+
+        failures = run_sweep(sweep, out, compute, progress.append)
+        killer.join(30)
+        assert not killer.is_alive()
+    finally:
+        cluster.shutdown()
+    assert not failures
+    assert progress[-1].done == 8
+    lines = table_lines(sweep, out, {})
+    assert Counter(line["seed"] for line in lines) == dict.fromkeys(range(8), 1)
+    assert {line["status"] for line in lines} == {"done"}
+    # The node really worked and really died: the point it had begun was begun again.
+    starts = Counter(begun(trace))
+    assert len(starts) == 8
+    assert sum(starts.values()) == 9
+    for point in sweep.points:
+        record = json.loads((out / "points" / point.name / "run.json").read_text())
+        assert record["finished"]
+        rows = read_rows(out / "points" / point.name / "metrics.csv")
+        assert [row.round for row in rows] == [0, 1, 2]

@@ -1,0 +1,1 @@
+"""A Flower app in which everything goes wrong once."""
