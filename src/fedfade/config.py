@@ -20,17 +20,25 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import ErrorDetails
 
 from fedfade.errors import UserError, not_allowed
+from fedfade.storage import read_bytes
 
 SILENT_DBM = -100.0
-"""A power level at or below this means: do not send (SPEC section 2, the paper's -100 dBm)."""
+"""A power level at or below this means: do not send (the paper's -100 dBm)."""
+
+MAX_PRESET_BYTES = 100_000
 
 ObservationPart = Literal[
     "alphas", "fading", "remaining", "slots_left", "deviation", "round", "finished"
 ]
 
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# Bounds are wider than anything sensible and narrow enough that no power, rate or time leaves
+# what float32 can hold.
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
-_NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Decibel = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+_Spread = Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)]
+_Rate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+_Weight = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+_Metres = Annotated[float, Field(ge=0.01, le=1e6, allow_inf_nan=False)]
 
 
 class _Branch(BaseModel):
@@ -46,8 +54,12 @@ class RadioConfig(_Branch):
     traces: str | None = Field(
         None, description="folder or .npz of recorded gains; needed by source: traces"
     )
-    carrier_hz: _Positive = Field(3.5e9, description="carrier frequency")
-    bandwidth_hz: _Positive = Field(5e6, description="bandwidth of one sub-band (paper: B)")
+    carrier_hz: Annotated[float, Field(ge=1e8, le=1e12, allow_inf_nan=False)] = Field(
+        3.5e9, description="carrier frequency"
+    )
+    bandwidth_hz: Annotated[float, Field(ge=1.0, le=1e12, allow_inf_nan=False)] = Field(
+        5e6, description="bandwidth of one sub-band (paper: B)"
+    )
     subbands: int = Field(4, ge=1, le=64, description="shared sub-bands (paper: C)")
     subband_gain: Literal["average", "centre"] = Field(
         "average", description="a sub-band's gain: mean over its subcarriers, or at its centre"
@@ -66,10 +78,12 @@ class RadioConfig(_Branch):
         "quadriga",
         description="how clusters are drawn: as QuaDRiGa does, or clause 7.5 to the letter",
     )
-    speed_mps: _NotNegative = Field(
+    speed_mps: Annotated[float, Field(ge=0, le=1e4, allow_inf_nan=False)] = Field(
         18.12, description="client speed; 18.12 m/s makes 0.423/f_D the paper's slot of 2 ms"
     )
-    slot_s: _Positive = Field(0.002, description="length of a slot (paper: T_d)")
+    slot_s: Annotated[float, Field(ge=1e-9, le=1e3, allow_inf_nan=False)] = Field(
+        0.002, description="length of a slot (paper: T_d)"
+    )
     slots: int = Field(250, ge=1, le=100_000, description="slots in a round (paper: T_s)")
     power_levels_dbm: list[_Finite] = Field(
         [23.0, 10.0, 5.0, SILENT_DBM],
@@ -77,9 +91,11 @@ class RadioConfig(_Branch):
         max_length=32,
         description="transmit power levels; -100 or less means silent",
     )
-    noise_density_dbm_hz: _Finite = Field(-174.0, description="thermal noise density")
-    noise_figure_db: _Finite = Field(5.0, description="receiver noise figure")
-    antenna_gain_dbi: _Finite = Field(8.0, description="base-station antenna gain")
+    noise_density_dbm_hz: Annotated[float, Field(ge=-200, le=0, allow_inf_nan=False)] = Field(
+        -174.0, description="thermal noise density"
+    )
+    noise_figure_db: _Decibel = Field(5.0, description="receiver noise figure")
+    antenna_gain_dbi: _Decibel = Field(8.0, description="base-station antenna gain")
 
     @model_validator(mode="after")
     def _consistent(self) -> RadioConfig:
@@ -133,21 +149,27 @@ class CellConfig(_Branch):
         description="waypoint: clients walk; fixed: one layout; redraw: a new layout every round; "
         "ring: all at one distance",
     )
-    side_m: _Positive = Field(500.0, description="side of the hexagonal cell")
-    min_distance_m: _NotNegative = Field(10.0, description="no client is nearer to the antenna")
-    bs_height_m: _Positive = Field(10.0, description="height of the base station")
-    client_height_m: Annotated[float, Field(ge=1.5, le=22.5)] = Field(
+    side_m: _Metres = Field(500.0, description="side of the hexagonal cell")
+    min_distance_m: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = Field(
+        10.0, description="no client is nearer to the antenna"
+    )
+    bs_height_m: Annotated[float, Field(ge=1.5, le=1e4, allow_inf_nan=False)] = Field(
+        10.0, description="height of the base station"
+    )
+    client_height_m: Annotated[float, Field(ge=1.5, le=22.5, allow_inf_nan=False)] = Field(
         1.5, description="height of the clients"
     )
-    round_s: _NotNegative = Field(1.0, description="time between rounds, in which clients move")
-    shadowing_db: _NotNegative = Field(7.82, description="standard deviation of shadowing")
-    shadowing_decorrelation_m: _Positive = Field(
+    round_s: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = Field(
+        1.0, description="time between rounds, in which clients move"
+    )
+    shadowing_db: _Spread = Field(7.82, description="standard deviation of shadowing")
+    shadowing_decorrelation_m: _Metres = Field(
         13.0, description="distance over which shadowing falls to 1/e correlation"
     )
-    ring_snr_db: _Finite = Field(
+    ring_snr_db: _Decibel = Field(
         20.0, description="placement ring: mean SNR of every client at full power"
     )
-    ring_spread_db: _NotNegative = Field(
+    ring_spread_db: _Spread = Field(
         0.0, description="placement ring: standard deviation of the gain, drawn anew every round"
     )
 
@@ -173,40 +195,44 @@ class LearningConfig(_Branch):
     partition: Literal["dirichlet", "iid", "shards"] = Field(
         "dirichlet", description="how samples are dealt to clients"
     )
-    alpha: Annotated[float, Field(ge=0.001, le=1e6)] = Field(
+    alpha: Annotated[float, Field(ge=0.001, le=1e6, allow_inf_nan=False)] = Field(
         0.5, description="Dirichlet concentration: small means clients with few classes"
     )
-    shards_per_client: int = Field(2, ge=1, description="partition shards: shards a client gets")
+    shards_per_client: int = Field(
+        2, ge=1, le=1_000_000, description="partition shards: shards a client gets"
+    )
     model: str = Field("cnn", description="cnn (the paper's), or module:factory of your own")
     local_unit: Literal["step", "epoch"] = Field(
         "step", description="what local_work counts: mini-batch steps or passes over the data"
     )
-    local_work: int = Field(3, ge=1, description="local steps or epochs a round (paper: E)")
-    batch_size: int = Field(50, ge=1, description="mini-batch size (paper: B_D)")
-    local_rate: _Positive = Field(0.01, description="clients' learning rate (paper: eta_l)")
-    global_rate: _Positive = Field(1.0, description="server's learning rate (paper: eta_g)")
-    proximal: _NotNegative = Field(0.0, description="FedProx weight; 0 is FedAvg")
+    local_work: int = Field(
+        3, ge=1, le=100_000, description="local steps or epochs a round (paper: E)"
+    )
+    batch_size: int = Field(50, ge=1, le=10_000_000, description="mini-batch size (paper: B_D)")
+    local_rate: _Rate = Field(0.01, description="clients' learning rate (paper: eta_l)")
+    global_rate: _Rate = Field(1.0, description="server's learning rate (paper: eta_g)")
+    proximal: _Weight = Field(0.0, description="FedProx weight; 0 is FedAvg")
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.0, description="momentum of the server update; 0 is FedAvg"
     )
     weighting: Literal["equal", "samples"] = Field(
         "equal", description="weights of the average: equal (paper: 1/N) or by sample count"
     )
-    payload_bits: _Positive | Literal["auto"] = Field(
-        9_932_960, description="bits a client must deliver (paper: S); auto: 32 a value sent"
-    )
+    payload_bits: (
+        Annotated[float, Field(ge=1e-20, le=1e20, allow_inf_nan=False)] | Literal["auto"]
+    ) = Field(9_932_960, description="bits a client must deliver (paper: S); auto: 32 a value sent")
 
 
 class RewardConfig(_Branch):
     """Weights of the slot reward; the defaults make both parts of order 1 a round."""
 
-    convergence: _NotNegative = Field(1.0, description="weight of the convergence part (lambda_c)")
-    rate: _NotNegative = Field(
+    convergence: _Weight = Field(1.0, description="weight of the convergence part (lambda_c)")
+    rate: _Weight = Field(
         1.0,
         description="weight of the sum rate (lambda_t), a round at 1 payload per sub-band being 1",
     )
-    delivered: _NotNegative = Field(0.1, description="reward for a delivered client (lambda_1)")
-    deviation: _NotNegative = Field(
+    delivered: _Weight = Field(0.1, description="reward for a delivered client (lambda_1)")
+    deviation: _Weight = Field(
         0.002,
         description="cost of the squared summed deviation (lambda_2), in units of the mean "
         "squared deviation of the round",
@@ -248,7 +274,7 @@ class AllocationConfig(_Branch):
 
 
 class QmixConfig(_Branch):
-    """Training of the agents (SPEC section 5; the paper's table of hyperparameters)."""
+    """Training of the agents (the paper's table of hyperparameters)."""
 
     mixer: Literal["qmix", "vdn", "independent"] = Field(
         "qmix", description="how agents' values combine: monotonic mixing, sum, or not at all"
@@ -256,36 +282,47 @@ class QmixConfig(_Branch):
     share_parameters: bool = Field(
         False, description="one network for all agents, told apart by an agent id"
     )
-    hidden: list[Annotated[int, Field(ge=1)]] = Field(
-        [250, 120, 120], min_length=1, description="hidden layers of an agent network"
+    hidden: list[Annotated[int, Field(ge=1, le=100_000)]] = Field(
+        [250, 120, 120],
+        min_length=1,
+        max_length=32,
+        description="hidden layers of an agent network",
     )
-    mixing_width: int = Field(32, ge=1, description="hidden units of the mixing network")
-    hypernet_width: int = Field(64, ge=1, description="hidden units of the hypernetworks")
-    agent_rate: _Positive = Field(1e-5, description="RMSProp rate of the agent networks")
-    mixer_rate: _Positive = Field(5e-4, description="RMSProp rate of the mixer")
-    gamma: Annotated[float, Field(ge=0, le=1)] = Field(0.95, description="discount factor")
-    n_step: int = Field(1, ge=1, description="slots of reward summed before bootstrapping")
-    replay_size: int = Field(10_000, ge=1, description="transitions kept")
-    batch_size: int = Field(512, ge=1, description="transitions in an update")
-    update_every: int = Field(30, ge=1, description="slots stored between two updates")
-    target_every: int = Field(210, ge=1, description="slots stored between target copies")
+    mixing_width: int = Field(32, ge=1, le=10_000, description="hidden units of the mixing network")
+    hypernet_width: int = Field(
+        64, ge=1, le=10_000, description="hidden units of the hypernetworks"
+    )
+    agent_rate: _Rate = Field(1e-5, description="RMSProp rate of the agent networks")
+    mixer_rate: _Rate = Field(5e-4, description="RMSProp rate of the mixer")
+    gamma: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = Field(
+        0.95, description="discount factor"
+    )
+    n_step: int = Field(
+        1, ge=1, le=100_000, description="slots of reward summed before bootstrapping"
+    )
+    replay_size: int = Field(10_000, ge=1, le=10**9, description="transitions kept")
+    batch_size: int = Field(512, ge=1, le=10**9, description="transitions in an update")
+    update_every: int = Field(30, ge=1, le=10**9, description="slots stored between two updates")
+    target_every: int = Field(210, ge=1, le=10**9, description="slots stored between target copies")
     gradients: str = Field(
         "learning",
         description="gradients while training: learning (real federated rounds), synthetic, or "
         "the path of a recording (.npz)",
     )
     evaluate_every: int = Field(
-        20, ge=1, description="federated rounds between test accuracies while training"
+        20, ge=1, le=10**9, description="federated rounds between test accuracies while training"
     )
-    episodes: int = Field(30_000, ge=1, description="training episodes")
-    parallel_episodes: int = Field(20, ge=1, description="episodes played side by side")
-    epsilon_start: Annotated[float, Field(ge=0, le=1)] = Field(
+    episodes: int = Field(30_000, ge=1, le=10**12, description="training episodes")
+    parallel_episodes: int = Field(
+        20, ge=1, le=1_000_000, description="episodes played side by side"
+    )
+    epsilon_start: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = Field(
         1.0, description="exploration at the first episode"
     )
-    epsilon_end: Annotated[float, Field(ge=0, le=1)] = Field(
+    epsilon_end: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = Field(
         0.001, description="exploration after epsilon_episodes"
     )
-    epsilon_episodes: int = Field(20_000, ge=1, description="episodes of linear decay")
+    epsilon_episodes: int = Field(20_000, ge=1, le=10**12, description="episodes of linear decay")
 
     @model_validator(mode="after")
     def _consistent(self) -> QmixConfig:
@@ -301,14 +338,22 @@ class RunConfig(_Branch):
 
     seed: int = Field(0, ge=0, lt=2**31, description="first seed; run i uses seed + i")
     seeds: int = Field(5, ge=1, le=1000, description="independent repetitions")
-    rounds: int = Field(100, ge=1, description="federated rounds (paper: T)")
+    rounds: int = Field(100, ge=1, le=1_000_000, description="federated rounds (paper: T)")
     episodes_per_round: int = Field(
-        20, ge=1, description="training episodes on one round; the last decides the update"
+        20,
+        ge=1,
+        le=1_000_000,
+        description="training episodes on one round; the last decides the update",
     )
     repeat_fading: bool = Field(
         False, description="the episodes of a round see the same small-scale fading"
     )
-    evaluate_every: int = Field(1, ge=1, description="rounds between evaluations of the model")
+    evaluate_every: int = Field(
+        1, ge=1, le=10**9, description="rounds between evaluations of the model"
+    )
+    checkpoint_s: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = Field(
+        20.0, description="seconds between checkpoints"
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto: CUDA when there is one"
     )
@@ -325,6 +370,17 @@ class Config(_Branch):
     )
     qmix: QmixConfig = Field(default_factory=QmixConfig, description="training of agents")
     run: RunConfig = Field(default_factory=RunConfig, description="length, seeds, device")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
+        walk_m = self.radio.speed_mps * self.cell.round_s * self.run.rounds
+        if self.cell.placement == "waypoint" and walk_m > 1e5 * self.cell.side_m:
+            raise not_allowed(
+                "cell.round_s",
+                self.cell.round_s,
+                "so short that clients walk at most 100,000 times cell.side_m in run.rounds",
+            )
+        return self
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -350,7 +406,7 @@ def load_config(preset: str | Path = "paper", overrides: Iterable[str] = ()) -> 
     >>> load_config("paper", ["radio.clusters=28"]).radio.clusters
     28
     """
-    tree = _parse_yaml(_preset_text(str(preset)), str(preset))
+    tree = _parse_preset(_preset_text(str(preset)), str(preset))
     for override in overrides:
         _apply_override(tree, override)
     return config_from_tree(tree)
@@ -372,23 +428,49 @@ def _preset_text(name: str) -> str:
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
         try:
-            if path.stat().st_size > 1_000_000:
-                raise UserError(f"preset {name!r} is larger than 1 MB: it cannot be a preset.")
-            return path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise UserError(f"preset {name!r} cannot be read: {reason}.") from None
+            return read_bytes(path, MAX_PRESET_BYTES).decode("utf-8")
+        except UnicodeDecodeError:
+            raise UserError(f"preset {name!r} cannot be read: it is not UTF-8 text.") from None
     known = ", ".join(preset_names())
     raise not_allowed("preset", name, f"one of {known}, or the path of a .yaml file")
 
 
-def _parse_yaml(text: str, origin: str) -> dict[str, Any]:
+class _PlainLoader(yaml.SafeLoader):
+    """YAML without aliases: a few hundred bytes of them can unfold to gigabytes, or to a value
+    that holds itself."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Refuse a reference to an anchor."""
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases, *name, are not read")
+        return super().compose_node(parent, index)
+
+
+def parse_yaml(text: str) -> Any:
+    """Plain data from YAML; any fault is a ValueError with a short reason.
+
+    >>> parse_yaml("a: [1, two]")
+    {'a': [1, 'two']}
+    """
     try:
-        tree = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}" if mark else ""
-        raise UserError(f"{origin!r} is not valid YAML{where}.") from None
+        return _PlainLoader(text).get_single_data()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        raise ValueError(f"line {mark.line + 1}" if mark else "its structure") from None
+    except yaml.YAMLError as error:
+        raise ValueError(str(error).partition("\n")[0]) from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except (ValueError, TypeError, OverflowError, AttributeError, KeyError):
+        # What constructors of dates, numbers and tags leave uncaught.
+        raise ValueError("a value that is none") from None
+
+
+def _parse_preset(text: str, origin: str) -> dict[str, Any]:
+    try:
+        tree = parse_yaml(text)
+    except ValueError as error:
+        raise UserError(f"{origin!r} is not valid YAML ({error}).") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -402,12 +484,12 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
     if not separator or not all(parts):
         raise not_allowed("--set", override, "of the form section.field=value")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = parse_yaml(text)
+    except ValueError:
         raise not_allowed(
             "--set", override, "section.field=value with a valid YAML value"
         ) from None
-    if isinstance(value, str):
+    if isinstance(value, str) and not text.strip().startswith(("'", '"')):
         value = _number_or_text(value)
     node = tree
     for part in parts[:-1]:
@@ -429,10 +511,10 @@ def _number_or_text(text: str) -> float | str:
 def _first_fault(error: ValidationError) -> str:
     """The first fault as the standard sentence."""
     fault = error.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in fault["loc"] if not _is_union_tag(part))
+    place = [str(part) for part in fault["loc"] if not _is_union_tag(part)]
     if fault["type"] == "extra_forbidden":
-        return _unknown_key(field)
-    return str(not_allowed(field, fault.get("input"), _allowed(fault)))
+        return _unknown_key(place)
+    return str(not_allowed(".".join(place), fault.get("input"), _allowed(fault)))
 
 
 def _is_union_tag(part: int | str) -> bool:
@@ -440,8 +522,8 @@ def _is_union_tag(part: int | str) -> bool:
     return isinstance(part, str) and ("[" in part or part in ("constrained-float", "float", "int"))
 
 
-def _unknown_key(field: str) -> str:
-    *parents, last = field.split(".")
+def _unknown_key(place: list[str]) -> str:
+    *parents, last = place
     model: Any = Config
     for parent in parents:
         model = model.model_fields[parent].annotation
@@ -449,7 +531,8 @@ def _unknown_key(field: str) -> str:
     near = difflib.get_close_matches(last, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     where = ".".join(parents) or "the top level"
-    return f"{field} is not a known field: {hint}{where} has {', '.join(known)}."
+    name = ".".join([*parents, last[:80]])
+    return f"{name} is not a known field: {hint}{where} has {', '.join(known)}."
 
 
 def _allowed(fault: ErrorDetails) -> str:

@@ -208,7 +208,7 @@ def _checked_size(member: IO[bytes], file_size: int, name: str, path: Path, max_
     if dtype.hasobject:
         raise UserError(f"array {name!r} in {str(path)!r} holds Python objects, which are refused.")
     # Items of no size count too: somebody may walk over them.
-    size = max(1, dtype.itemsize)
+    size = max(1, int(dtype.itemsize))
     for extent in header["shape"]:
         if int(extent) < 0:
             raise ValueError("negative extent")

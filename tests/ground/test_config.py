@@ -18,8 +18,8 @@ from fedfade.config import (
 from fedfade.errors import UserError
 
 FAULTS = [
-    ("radio.bandwidth_hz=0", "radio.bandwidth_hz = 0 ", "greater than 0"),
-    ("radio.bandwidth_hz=-5e6", "radio.bandwidth_hz", "greater than 0"),
+    ("radio.bandwidth_hz=0", "radio.bandwidth_hz = 0 ", "at least 1"),
+    ("radio.bandwidth_hz=-5e6", "radio.bandwidth_hz", "at least 1"),
     ("radio.bandwidth_hz=.nan", "radio.bandwidth_hz", "finite"),
     ("radio.bandwidth_hz=wide", "radio.bandwidth_hz = 'wide'", "a number"),
     ("radio.bandwidth_hz=1e9", "radio.bandwidth_hz", "radio.carrier_hz"),
@@ -35,7 +35,7 @@ FAULTS = [
     ("radio=3", "radio = 3", "a mapping of fields"),
     ("learning.clients=0", "learning.clients = 0", "at least 1"),
     ("learning.payload_bits=large", "learning.payload_bits = 'large'", "a number"),
-    ("learning.payload_bits=-1", "learning.payload_bits = -1", "greater than 0"),
+    ("learning.payload_bits=-1", "learning.payload_bits = -1", "at least 1e-20"),
     ("cell.min_distance_m=600", "cell.min_distance_m = 600", "inner radius"),
     ("qmix.batch_size=20000", "qmix.batch_size = 20000", "qmix.replay_size"),
     ("allocation.policies=[random, random]", "allocation.policies", "without repetitions"),

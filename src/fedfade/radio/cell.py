@@ -131,6 +131,7 @@ class Cell:
             gain = self._ring_gain_db() + self.config.ring_spread_db * independent[0]
         else:
             gain = self.config.shadowing_db * independent[0] + self._mean_gain_db(distance)
+        gain = gain.clamp(max=0.0)  # nothing arrives stronger than it was sent
         # Cholesky with shadowing first: its own field stays exactly exponential.
         matrix = torch.tensor(table()["large_scale"]["correlation"]["matrix"], dtype=torch.float64)
         factor = torch.linalg.cholesky(matrix).tolist()
@@ -180,7 +181,7 @@ class Cell:
         side, nearest = self.config.side_m, self.config.min_distance_m
         # Candidates enough that all of them being too near has a chance below 1e-12.
         too_near = math.pi * nearest**2 / (1.5 * math.sqrt(3) * side**2)
-        tries = 1 if nearest == 0 else math.ceil(math.log(1e-12) / math.log(too_near))
+        tries = 1 if too_near < 1e-12 else math.ceil(math.log(1e-12) / math.log(too_near))
         draws = uniform(keys, (*shape, tries, 3))
         # Three rhombi, each spanned by two vertices 120 degrees apart, tile the hexagon.
         angle = torch.floor(3 * draws[..., 0]) * (2 * math.pi / 3)

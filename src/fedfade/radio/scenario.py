@@ -73,7 +73,8 @@ def path_loss_db(
     rows = table()["path_loss"]
     lg_ghz = math.log10(carrier_hz / 1e9)
     height_difference = bs_height_m - client_height_m
-    distance_3d = torch.sqrt(distance_m**2 + height_difference**2)
+    # The model is of tens of metres; at none at all its logarithm would be no number.
+    distance_3d = torch.sqrt(distance_m**2 + height_difference**2).clamp(min=1.0)
     lg_distance = torch.log10(distance_3d)
 
     # Breakpoint d'_BP = 4 h'_BS h'_UT f / c with heights above the effective environment.
