@@ -26,7 +26,7 @@ def measure(repeats: int = 40, threads: int = 2, peers: bool = True) -> dict[str
     torch.set_num_threads(threads)
     config = load_config("paper", ["qmix.gradients=synthetic", "run.device=cpu"])
     trainer = Trainer(config)
-    prepare_s = _fill(trainer)
+    prepare_s = _fill(trainer, repeats)
     floor = _matmuls(trainer)
     engine = trainer.engine()
     updates, floors, slots = [], [], []
@@ -64,8 +64,9 @@ def _seconds(function: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _fill(trainer: Trainer) -> float:
+def _fill(trainer: Trainer, updates: int) -> float:
     """Fill the replay memory; the seconds one batch of episodes takes to prepare."""
+    warm_up = 10  # updates, to let the allocator settle
     times = []
     while int(trainer.replay.stored) < trainer.replay.rows:
         start = time.perf_counter()
@@ -76,7 +77,8 @@ def _fill(trainer: Trainer) -> float:
             trainer.engine().step()
         trainer.batch += 1
     trainer.rollout.begin(round_, 0.5, trainer.batch, trainer.replay)
-    for _ in range(10):  # let the allocator settle
+    trainer.replay.draw_ahead(trainer.updates, warm_up + updates, trainer.config.qmix.batch_size)
+    for _ in range(warm_up):
         trainer.engine().update()
     return statistics.median(times)
 
