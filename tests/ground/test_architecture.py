@@ -18,7 +18,7 @@ ALLOWED = {
     "qmix": {"radio", "learning", "uplink", "allocation"},
     "experiments": {"radio", "learning", "uplink", "allocation", "qmix"},
     "flower": {"radio", "learning", "uplink", "allocation", "qmix", "experiments"},
-    "bench": {"radio", "learning", "uplink", "allocation", "qmix", "experiments"},
+    "bench": {"radio", "learning", "uplink", "allocation", "qmix", "experiments", "flower"},
 }
 ROOMS = {*ALLOWED, "commands"}
 

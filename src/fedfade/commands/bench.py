@@ -85,3 +85,22 @@ def train(
     from fedfade.bench.train import measure
 
     report(measure(repeats=repeats, threads=threads), json)
+
+
+@app.command()
+def scale(json: JsonOption = False) -> None:
+    """CPU time of fading, slots and Gram matrix from 10 to 10,000 clients, on one thread."""
+    from fedfade.bench.scale import measure
+
+    report(measure(), json)
+
+
+@app.command()
+def flower(
+    json: JsonOption = False,
+    rounds: Annotated[int, typer.Option(min=2, help="timed rounds of each")] = 5,
+) -> None:
+    """Seconds per round of Flower's simulation: bare FedAvg, and behind the uplink."""
+    from fedfade.bench.flower import measure
+
+    report(measure(rounds), json)

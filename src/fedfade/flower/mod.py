@@ -12,6 +12,7 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from fedfade.allocation import PERFECT, Policy
 from fedfade.config import Config, config_from_tree
+from fedfade.device import one_thread
 from fedfade.errors import UserError, not_allowed
 from fedfade.flower.decisions import Decisions, Seen, decide
 from fedfade.flower.policies import policy_of_client
@@ -64,7 +65,8 @@ class UplinkMod:
         if policy.scope == "central":
             raise not_allowed("policy", policy.name, "local or feedback where clients decide")
         scenario = scenario_from_config(config, payload)
-        decisions = decide(policy, scenario, seen)
+        with one_thread():
+            decisions = decide(policy, scenario, seen)
         content = RecordDict(
             {
                 REPORT: ConfigRecord({PARTITION: seen.client}),

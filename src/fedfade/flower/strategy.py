@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedfade.allocation import Outcome, Policy, gradient_aware, play_round
 from fedfade.config import Config
+from fedfade.device import one_thread, pick_device
 from fedfade.errors import UserError, not_allowed
 from fedfade.experiments import Uplink
 from fedfade.flower.decisions import Decisions, Seen, play_with_clients
@@ -290,7 +291,8 @@ class WirelessStrategy(Strategy):
         for reply in placed:
             start[0, reply.client] = reply.bits
         if self.decide == "server":
-            outcome = play_round(self.policy, scenario, round_, keys, start=Progress(start))
+            with one_thread():
+                outcome = play_round(self.policy, scenario, round_, keys, start=Progress(start))
             return _slots(outcome, Progress(start), 1)
         nodes = {r.client: r.message.metadata.src_node_id for r in placed}
         played = play_with_clients(
@@ -306,8 +308,6 @@ class WirelessStrategy(Strategy):
 
     def _made_uplink(self, payload: float) -> Uplink:
         if self._uplink is None:
-            from fedfade.device import pick_device
-
             self._uplink = Uplink(self.config, payload, pick_device(self.config.run.device))
         return self._uplink
 
