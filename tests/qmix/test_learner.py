@@ -161,7 +161,9 @@ def test_replay_returns_what_was_stored(n_step: int) -> None:
             seen = number(batch, slot)
             replay.see(torch.tensor([slot]), seen.expand(2, -1)[..., None], seen[:, None])
             if batch or slot >= n_step:
-                drawn = replay.sample(64, torch.tensor(10 * batch + slot), gamma, n_step)
+                update = torch.tensor(10 * batch + slot)
+                replay.draw_ahead(update, 1, 64)
+                drawn = replay.sample(update, gamma, n_step)
                 check(drawn, slots, gamma, n_step)
             replay.act(torch.full((2, episodes), slot), seen)
     assert replay.rows == 11  # ten rows of four, and the one being written
@@ -188,7 +190,8 @@ def test_replay_draws_every_transition_alike() -> None:
         replay.see(torch.tensor([slot]), place[None, :, None], place[:, None])
         replay.act(torch.zeros(1, 10, dtype=torch.int64), place)
     replay.see(torch.tensor([25]), torch.zeros(1, 10, 1), torch.zeros(10, 1))
-    drawn = torch.cat([replay.sample(512, torch.tensor(u), 0.9).reward for u in range(200)])
+    replay.draw_ahead(torch.tensor(0), 200, 512)
+    drawn = torch.cat([replay.sample(torch.tensor(u), 0.9).reward for u in range(200)])
     counts = torch.bincount(drawn.long(), minlength=250)
     assert counts[:150].sum() == 0  # only the newest 100 are kept
     # 102400 draws over 100 places: 1024 each, standard deviation 32

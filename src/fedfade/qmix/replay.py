@@ -55,6 +55,8 @@ class Replay:
         self.stored = torch.zeros((), dtype=torch.int64, device=device)  # rows ever completed
         self._key = torch.tensor(stream(seed, "replay"), device=device)
         self._episode = torch.arange(episodes, device=device)
+        self._drawn = torch.zeros(0, 0, dtype=torch.int64, device=device)  # [update, transition]
+        self._first = torch.zeros((), dtype=torch.int64, device=device)
         self.sample = fuse(self._sample, self.observation.device)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -80,12 +82,22 @@ class Replay:
         self.reward.index_copy_(0, place, reward)
         self.stored.add_(1)
 
-    def _sample(self, size: int, update: Tensor, gamma: float, n_step: int = 1) -> Batch:
-        """Uniformly drawn transitions for update number `update`."""
+    def draw_ahead(self, update: Tensor, count: int, size: int) -> None:
+        """Random numbers for the next `count` updates of `size` transitions: all in one go,
+        because making them is many small operations."""
+        if self._drawn.shape != (count, size):
+            self._drawn = self._drawn.new_zeros(count, size)
+        numbers = update + torch.arange(count, device=update.device)
+        self._drawn.copy_(integers(fold(self._key, numbers), 1 << 31, (size,)))
+        self._first.copy_(update)
+
+    def _sample(self, update: Tensor, gamma: float, n_step: int = 1) -> Batch:
+        """Uniformly drawn transitions for update number `update`, one that was drawn ahead."""
         oldest = (self.stored - (self.rows - 1)).clamp(min=0)
         # The newest n-1 rows wait for the rewards that belong to them.
         ready = (self.stored - oldest - (n_step - 1)).clamp(min=1)
-        draw = integers(fold(self._key, update), ready * self.episodes, (size,))
+        drawn = self._drawn.index_select(0, (update - self._first).view(1))[0]
+        draw = (drawn * (ready * self.episodes)) >> 31
         row = oldest + torch.div(draw, self.episodes, rounding_mode="floor")
         episode = draw % self.episodes
         here = row % self.rows * self.episodes + episode

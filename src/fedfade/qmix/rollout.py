@@ -59,6 +59,7 @@ class Rollout:
         self._batch.fill_(batch)
         self._epsilon.fill_(epsilon)
         self._lay_out(round_)
+        self._draw_exploration()
         self.slot.zero_()
         self.remaining_bits.fill_(self.scenario.payload_bits)
         self.returns.zero_()
@@ -71,6 +72,8 @@ class Rollout:
         gain = round_.alpha[:, None, :, None] * round_.fading  # H = alpha h (paper: eq. 9)
         self._gain.copy_(gain.transpose(0, 1))
         self._inner.copy_(normalised_inner(round_.inner))
+
+    def _draw_exploration(self) -> None:
         keys = fold(fold(self._key, self._batch), self._slots)  # [slot]
         shape = self._explores.shape[1:]
         self._explores.copy_(uniform(fold(keys, 0), shape) < self._epsilon)

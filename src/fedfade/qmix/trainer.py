@@ -80,6 +80,7 @@ class Trainer:
         round_ = self.rounds.round(self.batch)
         epsilon = self.epsilon()
         self.rollout.begin(round_, epsilon, self.batch, self.replay)
+        self.replay.draw_ahead(self.updates, self._most_updates, self.config.qmix.batch_size)
         engine = self.engine()
         learned = 0
         stored = self.batch * self.scenario.slots * self.rollout.episodes
@@ -116,12 +117,18 @@ class Trainer:
         """Batches of episodes in the whole training."""
         return -(-self.config.qmix.episodes // self.config.qmix.parallel_episodes)
 
+    @property
+    def _most_updates(self) -> int:
+        """Updates in a batch of episodes, at most."""
+        stored = self.scenario.slots * self.rollout.episodes
+        return -(-stored // self.config.qmix.update_every)
+
     def _step(self) -> None:
         self.rollout.step(self.learner.agents, self.replay)
 
     def _update(self) -> None:
         qmix = self.config.qmix
-        batch = self.replay.sample(qmix.batch_size, self.updates, qmix.gamma, qmix.n_step)
+        batch = self.replay.sample(self.updates, qmix.gamma, qmix.n_step)
         seen = self.learner.update(batch)
         self.updates += 1
         self._loss += seen.loss

@@ -25,6 +25,7 @@ class Scenario:
     slot_s: float
     noise_w: float
     power_w: Tensor  # [level] transmit power; exactly 0 for the silent level
+    full_power_w: float  # the strongest level
     full_level: int
     silent_level: int
     reward: RewardConfig
@@ -40,11 +41,6 @@ class Scenario:
     def actions(self) -> int:
         """Choices an agent has in a slot: sub-band times power level."""
         return self.bands * self.levels
-
-    @property
-    def full_power_w(self) -> float:
-        """The strongest level in watts."""
-        return float(self.power_w[self.full_level])
 
     @property
     def device(self) -> torch.device:
@@ -68,6 +64,7 @@ def scenario_from_config(
         slot_s=radio.slot_s,
         noise_w=math.pow(10.0, (radio.noise_dbm - 30.0) / 10.0),
         power_w=dbm_to_w(torch.tensor(radio.power_levels_dbm, device=device)),
+        full_power_w=float(dbm_to_w(radio.power_levels_dbm[radio.full_level])),
         full_level=radio.full_level,
         silent_level=radio.silent_level,
         reward=config.allocation.reward,
