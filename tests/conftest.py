@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import pytest
@@ -97,3 +98,14 @@ def shared_folder() -> Path | None:
     """Reference traces and CIFAR-10, when they lie beside the checkout."""
     folder = Path(__file__).resolve().parents[2] / "shared"
     return folder if folder.is_dir() else None
+
+
+@pytest.fixture
+def ray_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A place of Ray's own for one test, so that clusters of two tests never meet."""
+    # Not tmp_path: Ray puts sockets there, and their paths must stay below 108 characters.
+    with TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        yield Path(folder)

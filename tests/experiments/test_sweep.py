@@ -193,10 +193,9 @@ def begun(trace: Path, parent: int | None = None) -> list[str]:
     return [snr for _, _, number, snr in wanted if number == "0"]
 
 
-def test_a_ray_cluster_that_loses_a_node(tmp_path: Path, monkeypatch) -> None:
+def test_a_ray_cluster_that_loses_a_node(tmp_path: Path, monkeypatch, ray_home) -> None:
     """Two nodes, one killed half way: every point once in the results, none missing."""
     pytest.importorskip("ray", reason="needs fedfade[ray]")
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     trace = tmp_path / "trace"
     monkeypatch.setenv("FEDFADE_TRACE", str(trace))

@@ -38,7 +38,7 @@ def example_deployment():
 
 
 @pytest.mark.parametrize("decide", ["server", "client"])
-def test_simulation_gives_what_one_process_gives(decide: str) -> None:
+def test_simulation_gives_what_one_process_gives(decide: str, ray_home) -> None:
     """Flower's simulation on Ray, against the same app without any runtime, to the last bit."""
     from flwr.simulation import run_simulation
 
