@@ -27,6 +27,8 @@ SILENT_DBM = -100.0
 
 MAX_PRESET_BYTES = 100_000
 
+Precision = Literal["fp32", "tf32", "bf16"]
+
 ObservationPart = Literal[
     "alphas", "fading", "remaining", "slots_left", "deviation", "round", "finished"
 ]
@@ -356,6 +358,10 @@ class RunConfig(_Branch):
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto: CUDA when there is one"
+    )
+    precision: Precision = Field(
+        "fp32",
+        description="arithmetic on CUDA: tf32 for all matrix products, bf16 for local training too",
     )
 
 

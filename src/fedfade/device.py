@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
+from fedfade.config import Precision
 from fedfade.errors import UserError
 
 
@@ -31,3 +32,14 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def matrix_products(precision: Precision) -> Iterator[None]:
+    """Arithmetic of float32 matrix products on CUDA: exact, or TensorFloat-32 for speed."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

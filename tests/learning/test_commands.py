@@ -127,7 +127,7 @@ def broken_factory(shape: object, classes: int) -> None:
         (["learn", "quickstart", "--set", "learning.model=no.such:thing"], "cannot be loaded"),
         (["learn", "quickstart", "--set", "learning.model=cnn2"], "module:attribute"),
         (["learn", "quickstart", "--delivered", "11"], "--delivered = 11"),
-        (["learn", "quickstart", "--precision", "half"], "--precision = 'half'"),
+        (["learn", "quickstart", "--precision", "half"], "run.precision = 'half'"),
         (["learn", "paper", "--data-dir", "{tmp}/none"], "fedfade data cifar10"),
         (["partition", "--data", "digits", "--clients", "2000"], "clients"),
         (["partition", "--data", "digits", "--alpha", "0"], "learning.alpha"),

@@ -28,6 +28,7 @@ def compare(
         Path | None, typer.Option(help="run folder; runs/compare-PRESET if not given")
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
+    precision: Annotated[str | None, typer.Option(help="on CUDA: fp32, tf32 or bf16")] = None,
     overrides: SetOption = None,
 ) -> None:
     """Run every policy on the same channel and data; write a report with pictures."""
@@ -39,9 +40,8 @@ def compare(
     if policies is not None:
         names = [name.strip() for name in policies.split(",") if name.strip()]
         changes.append(f"allocation.policies=[{', '.join(map(repr, names))}]")
-    for field, value in (("seeds", seeds), ("rounds", rounds), ("device", device)):
-        if value is not None:
-            changes.append(f"run.{field}={value}")
+    given = {"seeds": seeds, "rounds": rounds, "device": device, "precision": precision}
+    changes += [f"run.{field}={value}" for field, value in given.items() if value is not None]
     config = load_config(preset, changes)
     chosen = pick_device(config.run.device)
     folder = RunFolder(out or Path("runs") / f"compare-{Path(preset).stem}", config, chosen)

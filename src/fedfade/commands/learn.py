@@ -30,7 +30,7 @@ def learn(
     evaluate_every: Annotated[int | None, typer.Option(help="rounds between evaluations")] = None,
     data_dir: Annotated[str | None, typer.Option(help="folder data sets are kept in")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
-    precision: Annotated[str, typer.Option(help="float32, tf32 or bfloat16")] = "float32",
+    precision: Annotated[str | None, typer.Option(help="on CUDA: fp32, tf32 or bf16")] = None,
     out: Annotated[Path | None, typer.Option(help="folder for curve.csv and accuracy.png")] = None,
     json: Annotated[bool, typer.Option("--json", help="end with one JSON object")] = False,
     overrides: SetOption = None,
@@ -41,10 +41,15 @@ def learn(
     from fedfade.device import pick_device
     from fedfade.learning import Federation, load_data
     from fedfade.learning.fedavg import learning_curve
-    from fedfade.learning.local import check_precision
 
     changes = with_data_dir(overrides, data_dir)
-    given = {"rounds": rounds, "seeds": seeds, "evaluate_every": evaluate_every, "device": device}
+    given: dict[str, int | str | None] = {
+        "rounds": rounds,
+        "seeds": seeds,
+        "evaluate_every": evaluate_every,
+        "device": device,
+        "precision": precision,
+    }
     changes += [f"run.{name}={value}" for name, value in given.items() if value is not None]
     config = load_config(preset, changes)
     run = config.run
@@ -53,7 +58,7 @@ def learn(
         config.learning,
         load_data(config.learning),
         device=pick_device(run.device),
-        precision=check_precision(precision),
+        precision=run.precision,
     )
     begin = time.perf_counter()
     with stopping_cleanly("nothing was written"), time_left("rounds", run.rounds) as tell:
@@ -83,7 +88,7 @@ def learn(
                     "loss": points[-1].loss,
                     "seconds": seconds,
                     "device": str(federation.device),
-                    "precision": precision,
+                    "precision": run.precision,
                 }
             )
         )

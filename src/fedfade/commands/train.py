@@ -29,6 +29,7 @@ def train(
         str | None, typer.Option(help="learning, synthetic, or a recording (.npz)")
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
+    precision: Annotated[str | None, typer.Option(help="on CUDA: fp32, tf32 or bf16")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads")] = None,
     data_dir: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
     overrides: SetOption = None,
@@ -45,6 +46,7 @@ def train(
         ("run.seed", seed),
         ("qmix.gradients", gradients),
         ("run.device", device),
+        ("run.precision", precision),
     ):
         if value is not None:
             changes.append(f"{field}={value}")

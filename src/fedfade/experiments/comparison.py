@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,8 +31,8 @@ from fedfade.allocation import (
 from fedfade.config import Config
 from fedfade.device import one_thread
 from fedfade.errors import UserError
-from fedfade.experiments.metrics import Row, jain, read_rows, write_rows
-from fedfade.experiments.run_folder import RunFolder
+from fedfade.experiments.metrics import Row, check_complete, jain, read_rows, write_rows
+from fedfade.experiments.run_folder import RunFolder, digest
 from fedfade.learning import Federation, ServerState, Updates, gram, load_data
 from fedfade.radio import Cell, Channel, db_to_linear
 from fedfade.randomness import streams
@@ -40,9 +41,6 @@ from fedfade.uplink import Round, round_reward, scenario_from_config
 
 _AHEAD_BYTES, _AHEAD_ROUNDS = 64 * 2**20, 25
 """Fading held at a time for policies whose rounds can be played ahead of the learning."""
-
-CHECKPOINT_S = 20.0
-"""Seconds between checkpoints."""
 
 Progress = Callable[[int, str], None]
 """Told the rounds done and what is being done."""
@@ -144,6 +142,14 @@ class _Runs:
         return slice(self.policies.index(policy), None, len(self.policies))
 
 
+class Reached(NamedTuple):
+    """How far all runs are."""
+
+    rounds: int
+    state: ServerState
+    uploads: Tensor  # [run, client] rounds in which each client delivered
+
+
 class Comparison:
     """`fedfade compare`: all policies on the same channel and the same mini-batches."""
 
@@ -164,44 +170,80 @@ class Comparison:
         if not learned:
             raise UserError("allocation.policies = ['genie'] is not allowed: it needs a policy.")
         self.with_genie = GENIE in names
-        self.federation = Federation(config.learning, load_data(config.learning), device=device)
+        self.federation = Federation(
+            config.learning,
+            load_data(config.learning),
+            device=device,
+            precision=config.run.precision,
+        )
         self.uplink = Uplink(config, self.federation.payload_bits, device)
         self.runs = _Runs(self.uplink.seeds, learned)
         blind = [p for p in self.policies.values() if not gradient_aware(p)]
         self._ahead = UploadsAhead(self.uplink, blind, self.with_genie)
+        self._reached: Reached | None = None
+
+    @property
+    def all_policies(self) -> list[str]:
+        """Policies with rows in the metrics, the genie among them."""
+        return [*self.runs.policies, *([GENIE] if self.with_genie else [])]
 
     def run(self, folder: RunFolder, progress: Progress) -> list[Row]:
         """All rounds, from wherever the folder's checkpoint left off."""
-        rounds = self.config.run.rounds
-        rows, state, uploads, grams, first = self._resume(folder)
+        rows, grams, at = self._resume(folder)
         saved = time.monotonic()
-        number = first
         try:
-            for number in range(first, rounds):
-                progress(number, "local training")
-                updates = self.federation.train(state, self.runs.seed_of_run, number)
-                inner, _ = gram(updates, state.previous)
-                progress(number, "uploads")
-                with one_thread():
-                    outcomes = self._uploads(number, inner)
-                delivered = self._delivered(outcomes, updates)
-                after = self.federation.average(state, updates, delivered)
-                progress(number, "evaluation")
-                accuracy, loss = self._evaluate(after, number)
-                uploads = uploads + delivered.cpu()
-                rows += self._rows(number, outcomes, delivered, updates, accuracy, loss, uploads)
-                grams = [*grams, inner.cpu()]
-                state = after
-                if time.monotonic() - saved > CHECKPOINT_S:
-                    self._save(folder, number + 1, rows, state, uploads, grams)
+            while at.rounds < self.config.run.rounds:
+                after, new_rows, inner = self.play(at, progress)
+                rows += new_rows
+                grams.append(inner)
+                at = after  # one assignment: an interrupt finds a whole number of rounds done
+                if time.monotonic() - saved >= self.config.run.checkpoint_s:
+                    self._save(folder, at, rows, grams)
                     saved = time.monotonic()
         except KeyboardInterrupt:
-            self._save(folder, len(grams), rows, state, uploads, grams)
+            self._save(folder, at, rows, grams)
             raise
         write_rows(folder.metrics, rows)
         self._write_gradients(folder.path, grams)
-        progress(rounds, "done")
+        self._reached = at
+        progress(at.rounds, "done")
         return rows
+
+    def start(self) -> Reached:
+        """Before the first round."""
+        runs, clients = len(self.runs.seed_of_run), self.config.learning.clients
+        state = self.federation.start(self.runs.seed_of_run)
+        return Reached(0, state, torch.zeros(runs, clients, dtype=torch.int64))
+
+    def play(self, at: Reached, progress: Progress) -> tuple[Reached, list[Row], Tensor]:
+        """One round of all runs: where that leads, its rows, and its Gram matrices."""
+        number = at.rounds
+        progress(number, "local training")
+        updates = self.federation.train(at.state, self.runs.seed_of_run, number)
+        inner, _ = gram(updates, at.state.previous)
+        progress(number, "uploads")
+        with one_thread():
+            outcomes = self._uploads(number, inner)
+        delivered = self._delivered(outcomes, updates)
+        state = self.federation.average(at.state, updates, delivered)
+        progress(number, "evaluation")
+        accuracy, loss = self._evaluate(state, number)
+        after = Reached(number + 1, state, at.uploads + delivered.cpu())
+        rows = self._rows(number, outcomes, delivered, updates, accuracy, loss, after.uploads)
+        return after, rows, inner.cpu()
+
+    def facts(self) -> dict[str, object]:
+        """What a finished run notes about itself: scopes, and a digest of every final model."""
+        assert self._reached is not None
+        state = self._reached.state
+        names = self.runs.policies * len(self.runs.seeds)
+        models = {
+            f"{name}, seed {seed}": digest(
+                {"parameters": state.parameters[run], "buffers": state.buffers[run]}
+            )
+            for run, (name, seed) in enumerate(zip(names, self.runs.seed_of_run, strict=True))
+        }
+        return {"scopes": {p.name: p.scope for p in self.policies.values()}, "models": models}
 
     # --- one round -----------------------------------------------------------------------------
 
@@ -256,6 +298,7 @@ class Comparison:
             name = self.runs.policies[run % len(self.runs.policies)]
             place = run // len(self.runs.policies)
             members = delivered[run].nonzero().flatten().tolist()
+            bad = (~updates.finite[run]).nonzero().flatten().tolist()
             outcome = outcomes.get(name)
             bits = payload * len(members) if outcome is None else float(outcome.bits[place].sum())
             nan = math.nan
@@ -275,7 +318,8 @@ class Comparison:
                     gradient_bias=float(bias[run]),
                     fairness=jain(uploads[run].numpy().astype(float)),
                     reward=nan if outcome is None else float(outcome.reward[place]),
-                    not_finite=int((~updates.finite[run]).sum()),
+                    not_finite=len(bad),
+                    not_finite_clients=" ".join(map(str, bad)),
                 )
             )
         return rows + (self._genie_rows(number) if self.with_genie else [])
@@ -286,45 +330,52 @@ class Comparison:
             Row(
                 **blank  # type: ignore[arg-type]
                 | {"seed": seed, "policy": GENIE, "round": number, "delivered": float(bound)}
-                | {"delivered_clients": "", "not_finite": 0}
+                | {"delivered_clients": "", "not_finite": 0, "not_finite_clients": ""}
             )
             for seed, bound in zip(self.runs.seeds, self._ahead.genie(number), strict=True)
         ]
 
     # --- stopping and going on ------------------------------------------------------------------
 
-    def _save(
-        self,
-        folder: RunFolder,
-        rounds_done: int,
-        rows: list[Row],
-        state: ServerState,
-        uploads: Tensor,
-        grams: list[Tensor],
-    ) -> None:
+    def _save(self, folder: RunFolder, at: Reached, rows: list[Row], grams: list[Tensor]) -> None:
         # Metrics first: rows of rounds the checkpoint does not know are dropped on resuming.
-        write_rows(folder.metrics, rows)
-        tensors = {field.name: getattr(state, field.name) for field in fields(state)}
-        tensors |= {"uploads": uploads}
-        if grams:
-            tensors |= {"grams": torch.stack(grams)}
-        folder.save_checkpoint(rounds_done, tensors)
+        write_rows(folder.metrics, (row for row in rows if row.round < at.rounds))
+        tensors = {field.name: getattr(at.state, field.name) for field in fields(at.state)}
+        tensors |= {"uploads": at.uploads}
+        if at.rounds:
+            tensors |= {"grams": torch.stack(grams[: at.rounds])}
+        folder.save_checkpoint(at.rounds, tensors)
 
-    def _resume(
-        self, folder: RunFolder
-    ) -> tuple[list[Row], ServerState, Tensor, list[Tensor], int]:
-        stored = folder.load_checkpoint()
-        runs, clients = len(self.runs.seed_of_run), self.config.learning.clients
+    def _resume(self, folder: RunFolder) -> tuple[list[Row], list[Tensor], Reached]:
+        stored, start = folder.load_checkpoint(), self.start()
         if stored is None:
-            state = self.federation.start(self.runs.seed_of_run)
-            return [], state, torch.zeros(runs, clients, dtype=torch.int64), [], 0
-        first, tensors = stored
-        rows = [row for row in read_rows(folder.metrics) if row.round < first]
+            return [], [], start
+        done, tensors = stored
+        self._check_checkpoint(folder, done, tensors, start)
+        rows = [row for row in read_rows(folder.metrics) if row.round < done]
+        check_complete(rows, folder.metrics, self.all_policies, self.config, done)
         state = ServerState(
             **{field.name: tensors[field.name].to(self.device) for field in fields(ServerState)}
         )
-        grams = list(tensors["grams"]) if "grams" in tensors else []
-        return rows, state, tensors["uploads"], grams, first
+        return (
+            rows,
+            list(tensors["grams"]) if done else [],
+            Reached(done, state, tensors["uploads"]),
+        )
+
+    def _check_checkpoint(
+        self, folder: RunFolder, done: int, tensors: dict[str, Tensor], start: Reached
+    ) -> None:
+        """Refuse tensors that are not those of this comparison after `done` rounds."""
+        wanted = {field.name: getattr(start.state, field.name) for field in fields(start.state)}
+        wanted |= {"uploads": start.uploads}
+        if done:
+            clients = self.config.learning.clients
+            wanted |= {"grams": torch.empty(done, len(start.uploads), clients, clients)}
+        shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in wanted.items()}
+        found = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        if found != shapes or done > self.config.run.rounds:
+            raise folder.damaged()
 
     def _write_gradients(self, folder: Path, grams: list[Tensor]) -> None:
         """The Gram matrices of the run: `replay` and quick training read them."""

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+MAX_NORM = 1e15
+"""An update of greater norm counts as not finite."""
+
 
 @dataclass(frozen=True)
 class ServerState:
@@ -31,9 +34,9 @@ class Updates:
 
 def is_finite(parameters: Tensor, buffers: Tensor) -> Tensor:
     """Whether all a client sends is finite: [run, client]."""
-    # Squares, so that the Gram matrix is finite too: an update whose squared norm overflows is of
-    # no use to anybody.
-    return (parameters.square().sum(-1) + buffers.square().sum(-1)).isfinite()
+    # An update of enormous norm is of no use to anybody, and sums of its squares would overflow in
+    # the Gram matrix and in the reward.
+    return parameters.square().sum(-1) + buffers.square().sum(-1) <= MAX_NORM**2
 
 
 def gram(updates: Updates, previous: Tensor) -> tuple[Tensor, Tensor]:

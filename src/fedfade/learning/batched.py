@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from fedfade.config import Precision
 from fedfade.graphs import Work, fuse, record
 from fedfade.learning.averaging import ServerState
 from fedfade.learning.data import Dataset
-from fedfade.learning.local import LocalWork, Precision, Trained, arithmetic
+from fedfade.learning.local import LocalWork, Trained, arithmetic
 from fedfade.learning.model import buffer_layout, has_dropout, parameter_layout
 from fedfade.randomness import stream
 

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedfade.config import LearningConfig
+from fedfade.config import LearningConfig, Precision
 from fedfade.errors import UserError, not_allowed
 from fedfade.learning.averaging import ServerState, Updates, average, is_finite
 from fedfade.learning.data import Dataset
-from fedfade.learning.local import LocalWork, Precision, Trained, make_engine
+from fedfade.learning.local import LocalWork, Trained, make_engine
 from fedfade.learning.model import Layout, buffer_layout, build_model, parameter_layout
 from fedfade.learning.partition import Indices, deal
 from fedfade.randomness import numpy_generator
@@ -50,7 +50,7 @@ class Federation:
         dataset: Dataset,
         partition: Mapping[int, Sequence[Indices]] | Sequence[Indices] | None = None,
         device: torch.device | str = "cpu",
-        precision: Precision = "float32",
+        precision: Precision = "fp32",
         threads: int | None = None,
         engine: Literal["auto", "loop", "vmap"] = "auto",
     ) -> None:

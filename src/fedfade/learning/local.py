@@ -9,32 +9,23 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, Protocol, cast, get_args
+from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedfade.errors import not_allowed
+from fedfade.config import Precision
+from fedfade.device import matrix_products
 from fedfade.learning.averaging import ServerState
 from fedfade.learning.data import Dataset
 from fedfade.learning.fused import fuse
 from fedfade.learning.model import buffer_layout, has_dropout, parameter_layout
 from fedfade.randomness import stream
 
-Precision = Literal["float32", "tf32", "bfloat16"]
-
 _EVALUATION_IMAGES = 50  # in a block, which then stays in the cache
-
-
-def check_precision(text: str) -> Precision:
-    """A word from the command line as a precision."""
-    for known in get_args(Precision):
-        if text == known:
-            return cast(Precision, known)
-    raise not_allowed("--precision", text, f"one of {', '.join(get_args(Precision))}")
 
 
 @dataclass(frozen=True)
@@ -86,15 +77,22 @@ def make_engine(
     return ClientBatch(model, dataset, precision)
 
 
-def arithmetic(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
+@contextmanager
+def arithmetic(device: torch.device, precision: Precision) -> Iterator[None]:
     """float32 as on any CPU unless asked otherwise: TensorFloat-32 would lose 13 bits unseen."""
-    if precision == "bfloat16":
-        return torch.autocast(device.type, dtype=torch.bfloat16)
     if device.type != "cuda":
-        return nullcontext()
-    return torch.backends.cudnn.flags(
-        enabled=True, benchmark=False, deterministic=True, allow_tf32=precision == "tf32"
-    )
+        reduced = torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else None
+        with reduced or nullcontext():
+            yield
+        return
+    with (
+        matrix_products(precision),
+        torch.backends.cudnn.flags(
+            enabled=True, benchmark=False, deterministic=True, allow_tf32=precision != "fp32"
+        ),
+        torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"),
+    ):
+        yield
 
 
 # --- client after client ---------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedfade.config import Config, render_config
-from fedfade.device import pick_device
+from fedfade.device import matrix_products, pick_device
 from fedfade.qmix.checkpoint import (
     check_same_training,
     check_shapes,
@@ -38,7 +38,7 @@ def train(
 
     The result does not depend on how often and where it was interrupted.
     """
-    with folder_lock(folder):
+    with folder_lock(folder), matrix_products(config.run.precision):
         trainer = Trainer(config, pick_device(config.run.device))
         curve = _resume(trainer, folder)
         write_text(folder / "config.yaml", render_config(config))

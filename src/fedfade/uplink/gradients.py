@@ -47,7 +47,12 @@ class FederatedGradients:
     """Real FedAvg rounds (Algorithm 1): local training, and the average of what arrived."""
 
     def __init__(self, config: Config, device: torch.device | str = "cpu") -> None:
-        self._federation = Federation(config.learning, load_data(config.learning), device=device)
+        self._federation = Federation(
+            config.learning,
+            load_data(config.learning),
+            device=device,
+            precision=config.run.precision,
+        )
         self.payload_bits = self._federation.payload_bits
         self._state: ServerState | None = None
         self._updates: Updates | None = None
