@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfade.config import Config
 from fedfade.errors import UserError
-from fedfade.storage import write_text
+from fedfade.storage import read_bytes, write_text
 
 
 class Row(NamedTuple):
@@ -34,9 +35,11 @@ class Row(NamedTuple):
     fairness: float  # Jain's index of uploads per client since round 0
     reward: float  # sum of slot rewards
     not_finite: int  # clients whose update was not finite and was left out
+    not_finite_clients: str  # their numbers, separated by blanks
 
 
 _TYPES = get_type_hints(Row)
+_MAX_BYTES = 2**30
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
@@ -51,22 +54,42 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
 
 def read_rows(path: Path) -> list[Row]:
     """Read rows back; anything else than such a file is refused in one sentence."""
+    content = read_bytes(path, _MAX_BYTES)
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.reader(file)
-            if tuple(next(reader, ())) != Row._fields:
-                raise ValueError("columns")
-            return [_parse(cells) for cells in reader]
-    except (OSError, ValueError, csv.Error, UnicodeDecodeError):
+        reader = csv.reader(io.StringIO(content.decode("utf-8"), newline=""))
+        if tuple(next(reader, ())) != Row._fields:
+            raise ValueError("columns")
+        return [_parse(cells) for cells in reader]
+    except (ValueError, csv.Error):
         raise UserError(f"{str(path)!r} is not a metrics file of fedfade compare.") from None
 
 
 def _parse(cells: Sequence[str]) -> Row:
     values: list[Any] = []
-    for (name, kind), cell in zip(_TYPES.items(), cells, strict=True):
-        empty = cell == "" and name != "delivered_clients"
-        values.append(math.nan if empty else kind(cell))
-    return Row(*values)
+    for kind, cell in zip(_TYPES.values(), cells, strict=True):
+        values.append(math.nan if kind is float and cell == "" else kind(cell))
+    row = Row(*values)
+    if not row.policy:
+        raise ValueError("no policy")
+    return row
+
+
+def check_complete(
+    rows: Sequence[Row], path: Path, policies: Sequence[str], config: Config, rounds: int
+) -> None:
+    """Refuse rows that are not those of all policies, seeds and rounds, each once."""
+    seeds = range(config.run.seed, config.run.seed + config.run.seeds)
+    wanted = {(seed, name, r) for seed in seeds for name in policies for r in range(rounds)}
+    found = {(row.seed, row.policy, row.round) for row in rows}
+    clients = {str(n) for n in range(config.learning.clients)}
+    lists = (
+        cell.split() for row in rows for cell in (row.delivered_clients, row.not_finite_clients)
+    )
+    if found != wanted or len(rows) != len(wanted) or any(set(cell) - clients for cell in lists):
+        raise UserError(
+            f"{str(path)!r} does not hold the {rounds} rounds of this run: it was changed or is "
+            "damaged; start the run again in another folder."
+        )
 
 
 def _is_nan(value: object) -> bool:

@@ -8,6 +8,7 @@ checkpoint.safetensors   where to go on; gone when the run is finished
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shlex
@@ -25,10 +26,17 @@ from torch import Tensor
 from fedfade import __version__
 from fedfade.config import Config, differences, load_config, render_config
 from fedfade.errors import UserError
-from fedfade.storage import folder_lock, read_json, write_json, write_text, writing
+from fedfade.storage import (
+    folder_lock,
+    is_temporary,
+    read_json,
+    write_json,
+    write_text,
+    writing,
+)
 
 # Where a run happens does not change what it computes.
-_FREE_FIELDS = ("run.device", "learning.data_dir")
+_FREE_FIELDS = ("run.device", "run.checkpoint_s", "learning.data_dir")
 
 
 def provenance(config: Config, device: torch.device) -> dict[str, Any]:
@@ -95,6 +103,7 @@ class RunFolder:
         stored = self.path / "config.yaml"
         if not stored.exists():
             others = [p.name for p in self.path.iterdir() if p.name != ".lock"]
+            others = [name for name in others if not is_temporary(Path(name))]
             if others:
                 raise UserError(
                     f"--out {str(self.path)!r} holds other things ({others[0]!r}): choose an "
@@ -111,10 +120,7 @@ class RunFolder:
     @property
     def record(self) -> dict[str, Any]:
         """The run's provenance."""
-        answer = read_json(self._record)
-        if not isinstance(answer, dict):
-            raise UserError(f"{str(self._record)!r} is not a run record.")
-        return answer
+        return _read_record(self._record)
 
     @property
     def finished(self) -> bool:
@@ -128,11 +134,12 @@ class RunFolder:
 
     def save_checkpoint(self, rounds_done: int, tensors: Mapping[str, Tensor]) -> None:
         """Everything needed to go on after `rounds_done` rounds."""
-        from safetensors.torch import save_file
+        from safetensors.torch import save
 
+        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        facts = {"rounds_done": str(rounds_done), "sha256": digest(plain)}
         with writing(self.checkpoint) as temporary:
-            plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-            save_file(plain, temporary, metadata={"rounds_done": str(rounds_done)})
+            temporary.write_bytes(save(plain, facts))
 
     def load_checkpoint(self) -> tuple[int, dict[str, Tensor]] | None:
         """What `save_checkpoint` wrote, or None at the beginning."""
@@ -142,16 +149,45 @@ class RunFolder:
 
         try:
             with safe_open(self.checkpoint, framework="pt") as file:
-                rounds_done = int((file.metadata() or {})["rounds_done"])
-                return rounds_done, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError, KeyError, ValueError):
-            raise UserError(
-                f"{str(self.checkpoint)!r} is damaged: remove it to start this run again."
-            ) from None
+                facts = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            rounds_done = int(facts["rounds_done"])
+            if facts["sha256"] != digest(tensors) or rounds_done < 0:
+                raise ValueError("not what was written")
+        except (SafetensorError, OSError, KeyError, ValueError, TypeError, AttributeError):
+            raise self.damaged() from None
+        return rounds_done, tensors
+
+    def damaged(self) -> UserError:
+        """What to say of a checkpoint that cannot be continued from."""
+        return UserError(f"{str(self.checkpoint)!r} is damaged: remove it to start this run again.")
 
 
 def open_finished(path: Path) -> tuple[Config, dict[str, Any]]:
     """Config and provenance of an existing run folder, for commands that only read."""
     if not (path / "config.yaml").is_file() or not (path / "run.json").is_file():
         raise UserError(f"{str(path)!r} is no run folder: it has no config.yaml and run.json.")
-    return load_config(path / "config.yaml"), read_json(path / "run.json")
+    return load_config(path / "config.yaml"), _read_record(path / "run.json")
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    answer = read_json(path)
+    scopes = answer.get("scopes", {}) if isinstance(answer, dict) else None
+    if not isinstance(scopes, dict) or not all(isinstance(s, str) for s in scopes.values()):
+        raise UserError(f"{str(path)!r} is not a run record.")
+    return dict(answer)
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, types, shapes and every bit of some tensors.
+
+    >>> zeros, ones = digest({"x": torch.zeros(2)}), digest({"x": torch.ones(2)})
+    >>> zeros == digest({"x": torch.zeros(2)}), zeros == ones
+    (True, False)
+    """
+    sha = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        sha.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
+        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
