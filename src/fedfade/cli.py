@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -80,10 +80,27 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        Console(stderr=True).print(
-            f"error: {error}", style="bold red", highlight=False, markup=False, soft_wrap=True
-        )
-        sys.exit(2)
+        _end(error)
+    except OSError as error:  # a disk or a pipe that gave up where nobody expected it
+        place = f"{str(error.filename)!r}: " if error.filename else ""
+        _end(UserError(f"{place}{(error.strerror or type(error).__name__).lower()}."))
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        _end(UserError("this configuration needs more memory than there is: make it smaller."))
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """PyTorch has an exception of its own for CUDA and none for the CPU."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text
+
+
+def _end(error: UserError) -> NoReturn:
+    Console(stderr=True).print(
+        f"error: {error}", style="bold red", highlight=False, markup=False, soft_wrap=True
+    )
+    sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -221,6 +221,10 @@ def _checked_size(member: IO[bytes], file_size: int, name: str, path: Path, max_
     return size
 
 
+class InUse(UserError):
+    """Another process holds a folder."""
+
+
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
     """Hold a run folder; a second holder is refused. The kernel frees it if the process dies.
@@ -236,7 +240,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(
+            raise InUse(
                 f"folder {str(folder)!r} is in use by another fedfade process; wait for it or "
                 "choose another --out."
             ) from None

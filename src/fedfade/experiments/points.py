@@ -46,7 +46,7 @@ class ComparePoint:
                 return
             comparison = Comparison(config, device)
             comparison.run(place, lambda done, doing: tell(done, config.run.rounds))
-            place.finish(scopes={p.name: p.scope for p in comparison.policies.values()})
+            place.finish(**comparison.facts())
 
     def finished(self, config: Config, folder: Path) -> bool:
         """As the run's record says."""

@@ -15,6 +15,8 @@ from fedfade.experiments import figures
 from fedfade.experiments.metrics import Row, Summary, policies_of, series, summarise
 from fedfade.storage import write_text
 
+_LEFT_OUT_LINES = 40
+
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto;
        padding: 0 1rem; color: #222; }
@@ -126,6 +128,44 @@ def genie_line(rows: Sequence[Row]) -> str | None:
     return f"No policy, however clairvoyant, could deliver more than {mean:.2f} uploads a round."
 
 
+def left_out_lines(rows: Sequence[Row]) -> list[str]:
+    """Which clients' updates were left out because they were not finite, run by run."""
+    rounds: dict[tuple[str, int, int], list[int]] = {}
+    for row in rows:
+        for client in row.not_finite_clients.split():
+            rounds.setdefault((row.policy, row.seed, int(client)), []).append(row.round)
+    if not rounds:
+        return []
+    total = sum(map(len, rounds.values()))
+    lines = [
+        f"{policy}, seed {seed}: client {client} in {_spans(numbers)}."
+        for (policy, seed, client), numbers in sorted(rounds.items())
+    ]
+    if len(lines) > _LEFT_OUT_LINES:
+        lines[_LEFT_OUT_LINES:] = [f"{len(lines) - _LEFT_OUT_LINES} more lines in metrics.csv."]
+    head = (
+        f"{total} updates were left out because they were not finite (not a number, infinite, or "
+        "of enormous norm); the rounds went on without them:"
+    )
+    return [head, *lines]
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    """Rounds in words.
+
+    >>> _spans([0, 1, 2, 5]), _spans([4])
+    ('rounds 0-2, 5', 'round 4')
+    """
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1][1:] = [number]
+        else:
+            spans.append([number])
+    text = ", ".join("-".join(map(str, span)) for span in spans)
+    return f"round{'s' if len(numbers) > 1 else ''} {text}"
+
+
 def write_report(
     folder: Path, config: Config, record: Mapping[str, Any], rows: Sequence[Row]
 ) -> Path:
@@ -177,8 +217,7 @@ def _page(
         return f'<p><img alt="{escape(text)}" src="data:image/png;base64,{images[name]}"></p>'
 
     head = "".join(f"<th>{escape(word)}</th>" for word in HEADINGS)
-    left_out = sum(row.not_finite for row in rows)
-    bad = f"<p>{left_out} updates were not finite and were left out.</p>" if left_out else ""
+    bad = "".join(f"<p>{escape(line)}</p>" for line in left_out_lines(rows))
     genie = genie_line(rows)
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>fedfade: who should send where?</title>

@@ -26,13 +26,14 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedfade.config import Config, load_config
+from fedfade.config import Config, load_config, parse_yaml
 from fedfade.errors import UserError, not_allowed
 from fedfade.experiments.points import KINDS, Line, is_finished
 from fedfade.experiments.workers import Resources, Task
-from fedfade.storage import folder_lock, write_text
+from fedfade.storage import folder_lock, read_bytes, write_text
 
 MAX_POINTS = 100_000
+MAX_BYTES = 2**20
 _TABLE_S = 5.0  # seconds between tables while points come in
 _TABLE_SHARE = 0.05  # and no more of the time than this, however many points there are
 
@@ -106,14 +107,10 @@ def load_sweep(path: Path, extra: Sequence[str] = ()) -> Sweep:
 
 def _read(path: Path) -> SweepConfig:
     try:
-        if path.stat().st_size > 2**20:
-            raise UserError(f"sweep {str(path)!r} is larger than 1 MB: it cannot be a sweep.")
-        tree = yaml.safe_load(path.read_text("utf-8"))
-    except OSError as error:
-        reason = (error.strerror or "unknown").lower()
-        raise UserError(f"sweep {str(path)!r} cannot be read: {reason}.") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
-        raise UserError(f"sweep {str(path)!r} is not valid YAML.") from None
+        tree = parse_yaml(read_bytes(path, MAX_BYTES).decode("utf-8"))
+    except ValueError as error:
+        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error
+        raise UserError(f"sweep {str(path)!r} is not valid YAML ({reason}).") from None
     if not isinstance(tree, dict):
         raise not_allowed(f"sweep {str(path)!r}", tree, "a mapping of fields")
     try:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +25,8 @@ from typing import IO, Any
 from fedfade import __version__
 from fedfade.config import Config, config_from_tree
 from fedfade.errors import UserError
-from fedfade.experiments.points import KINDS
-from fedfade.storage import make_folder, writing
+from fedfade.experiments.points import KINDS, Tell
+from fedfade.storage import InUse, make_folder, writing
 
 _PATIENCE_S = 60.0  # for a worker that was asked to stop
 _MARKERS = ("run.json", "checkpoint.json")  # say that a folder is whole, so they are written last
@@ -99,6 +100,7 @@ def _begin(task: Task, attempt: int, threads: int) -> _Running:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,
+        process_group=0,  # Ctrl-C is for us; workers are told in _stop
         env=os.environ | {"OMP_NUM_THREADS": str(threads)},
     )
     assert process.stdin is not None
@@ -110,8 +112,8 @@ def _begin(task: Task, attempt: int, threads: int) -> _Running:
         "threads": threads,
     }
     with suppress(BrokenPipeError):  # it died at once; its exit code says so
-        process.stdin.write(json.dumps(job).encode())
-        process.stdin.close()
+        process.stdin.write(json.dumps(job).encode() + b"\n")
+        process.stdin.flush()  # and stays open: the worker stops when we are gone
     os.set_blocking(process.stdout.fileno(), False)
     return _Running(task, attempt, process, errors)
 
@@ -142,8 +144,9 @@ def _failure(one: _Running, code: int) -> str | None:
 def _stop(running: Sequence[_Running]) -> None:
     """Let running points save where they are, then end them."""
     for one in running:
-        with suppress(ProcessLookupError):
-            one.process.send_signal(signal.SIGTERM)
+        assert one.process.stdin is not None
+        with suppress(OSError):
+            one.process.stdin.close()  # see _stop_without_parent
     deadline = time.monotonic() + _PATIENCE_S
     for one in running:
         try:
@@ -162,7 +165,8 @@ def main() -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, stop)
-    job = json.load(sys.stdin)
+    job = json.loads(sys.stdin.readline())
+    threading.Thread(target=_stop_without_parent, daemon=True).start()
     torch.set_num_threads(job["threads"])
 
     def tell(done: int, total: int) -> None:
@@ -171,12 +175,33 @@ def main() -> None:
 
     try:
         config = config_from_tree(job["config"])
-        KINDS[job["command"]].run(config, Path(job["folder"]), tell)
+        _run_when_free(job["command"], config, Path(job["folder"]), tell)
     except UserError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _stop_without_parent() -> None:
+    """End of input means that the sweep stops or was killed: save, so that another can go on."""
+    while os.read(0, 1024):  # not sys.stdin: its lock must be free when the process ends
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _run_when_free(command: str, config: Config, folder: Path, tell: Tell) -> None:
+    """Run a point, waiting for a worker of a killed sweep to let go of its folder."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            KINDS[command].run(config, folder, tell)
+        except InUse:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+        else:
+            return
 
 
 # --- a Ray cluster -----------------------------------------------------------------------------

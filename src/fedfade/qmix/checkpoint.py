@@ -11,6 +11,7 @@ afterwards, so whenever the process dies there is one whole checkpoint.
 from __future__ import annotations
 
 import hashlib
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from fedfade.config import Config, config_from_tree, differences
 from fedfade.errors import UserError
-from fedfade.storage import read_json, write_json, writing
+from fedfade.storage import MAX_ARRAY_BYTES, read_bytes, read_json, write_json, writing
 
 FORMAT = "fedfade qmix checkpoint"
 VERSION = 1
@@ -47,6 +48,7 @@ _FREE = (
     "run.device",
     "run.seeds",
     "run.evaluate_every",
+    "run.checkpoint_s",
     "learning.data_dir",
     "allocation.policies",
     "qmix.episodes",
@@ -66,11 +68,7 @@ class Checkpoint:
     def tensors(self, part: str) -> dict[str, Tensor]:
         """The tensors of `agents` or `training`, checked against the digest."""
         path = self.folder / self.files[part]["name"]
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            reason = (error.strerror or "unknown").lower()
-            raise UserError(f"checkpoint file {str(path)!r} cannot be read: {reason}.") from None
+        content = read_bytes(path, MAX_ARRAY_BYTES)
         if hashlib.sha256(content).hexdigest() != self.files[part]["sha256"]:
             raise UserError(
                 f"checkpoint file {str(path)!r} was truncated or changed: its SHA-256 is not the "
@@ -113,7 +111,8 @@ def save_checkpoint(
     }
     write_json(folder / INDEX, index)
     for path in folder.glob("*-*.safetensors"):
-        if path.name not in {entry["name"] for entry in files.values()}:
+        ours = re.fullmatch(r"(agents|training)-\d{8,}\.safetensors", path.name)
+        if ours and path.name not in {entry["name"] for entry in files.values()}:
             with suppress(OSError):
                 path.unlink()
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedfade.config import Config, render_config
 from fedfade.device import matrix_products, pick_device
+from fedfade.interrupts import interrupts_held
 from fedfade.qmix.checkpoint import (
     check_same_training,
     check_shapes,
@@ -23,7 +24,6 @@ from fedfade.qmix.scalars import ScalarWriter
 from fedfade.qmix.trainer import Diverged, Report, Trainer
 from fedfade.storage import folder_lock, write_text
 
-CHECKPOINT_S = 30.0
 CURVE = "curve"
 """Name of the tensor [batch, figure] that holds every report so far."""
 
@@ -32,12 +32,14 @@ def train(
     config: Config,
     folder: Path,
     on_report: Callable[[Trainer, Report], None] | None = None,
-    checkpoint_s: float = CHECKPOINT_S,
+    checkpoint_s: float | None = None,
 ) -> Trainer:
     """Train to `qmix.episodes`, or continue an interrupted training in `folder`.
 
-    The result does not depend on how often and where it was interrupted.
+    The result does not depend on how often and where it was interrupted. SIGINT and SIGTERM wait
+    for the end of the batch, which is saved; a second one does not wait.
     """
+    checkpoint_s = config.run.checkpoint_s if checkpoint_s is None else checkpoint_s
     with folder_lock(folder), matrix_products(config.run.precision):
         trainer = Trainer(config, pick_device(config.run.device))
         curve = _resume(trainer, folder)
@@ -46,9 +48,12 @@ def train(
             first = trainer.batch * trainer.rollout.episodes + 1
             scalars = ScalarWriter(folder / "tensorboard", first)
             try:
-                curve = _play(trainer, folder, curve, scalars, on_report, checkpoint_s)
+                with interrupts_held() as asked:
+                    _play(trainer, folder, curve, scalars, on_report, checkpoint_s, asked)
             finally:
                 scalars.close()
+            if asked():
+                raise KeyboardInterrupt
         return trainer
 
 
@@ -59,7 +64,9 @@ def _play(
     scalars: ScalarWriter,
     on_report: Callable[[Trainer, Report], None] | None,
     checkpoint_s: float,
-) -> list[Report]:
+    asked: Callable[[], bool],
+) -> None:
+    """Play to the end, or to where a stop is asked for; the last batch is saved."""
     saved = then = time.perf_counter()
     updates = int(trainer.updates)
     while trainer.batch < trainer.batches:
@@ -75,10 +82,12 @@ def _play(
         then, updates = now, learned
         if on_report is not None:
             on_report(trainer, report)
-        if now - saved >= checkpoint_s or trainer.batch == trainer.batches:
+        stop = asked() or trainer.batch == trainer.batches
+        if now - saved >= checkpoint_s or stop:
             save(trainer, folder, curve)
             saved = now
-    return curve
+        if stop:
+            break
 
 
 def _scalars(report: Report) -> dict[str, float]:

@@ -7,7 +7,9 @@ the whole package.
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import socket
 import struct
 import time
@@ -15,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
+from fedfade.errors import UserError
 from fedfade.storage import make_folder
 
 _CRC_POLYNOMIAL = 0x82F63B78  # CRC-32C, reflected
@@ -67,7 +70,11 @@ class ScalarWriter:
         make_folder(folder)
         now = time.time()
         name = f"events.out.tfevents.{int(now)}.{socket.gethostname()}.{time.time_ns() % 10**9}"
-        self._file: IO[bytes] = (folder / name).open("wb")
+        self._path = folder / name
+        try:
+            self._file: IO[bytes] = self._path.open("wb", buffering=0)
+        except OSError as error:
+            raise self._refused(error) from None
         self._event(_bytes_field(3, b"brain.Event:2"))
         # A session start tells TensorBoard to drop what an interrupted run wrote beyond this.
         start = _varint(1 << 3 | 0) + _varint(_SESSION_START)
@@ -81,13 +88,22 @@ class ScalarWriter:
             if math.isfinite(value)
         )
         self._event(_bytes_field(5, summary), step)
-        self._file.flush()
 
     def _event(self, payload: bytes, step: int = 0) -> None:
         event = b"\x09" + struct.pack("<d", time.time()) + b"\x10" + _varint(step) + payload
         head = struct.pack("<Q", len(event))
-        self._file.write(head + struct.pack("<I", masked_crc32c(head)))
-        self._file.write(event + struct.pack("<I", masked_crc32c(event)))
+        record = head + struct.pack("<I", masked_crc32c(head))
+        record += event + struct.pack("<I", masked_crc32c(event))
+        try:
+            written = self._file.write(record)  # whole, so that a killed run leaves whole records
+        except OSError as error:
+            raise self._refused(error) from None
+        if written != len(record):
+            raise self._refused(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+    def _refused(self, error: OSError) -> UserError:
+        reason = (error.strerror or type(error).__name__).lower()
+        return UserError(f"{str(self._path)!r} cannot be written: {reason}.")
 
     def close(self) -> None:
         """Close the file."""
