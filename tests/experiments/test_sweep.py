@@ -246,3 +246,12 @@ def test_a_ray_cluster_that_loses_a_node(tmp_path: Path, monkeypatch, ray_home) 
         assert record["finished"]
         rows = read_rows(out / "points" / point.name / "metrics.csv")
         assert [row.round for row in rows] == [0, 1, 2]
+
+
+def test_the_sweep_in_the_docs(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "scale.md").read_text()
+    path = tmp_path / "sweep.yaml"
+    path.write_text(text.partition("```yaml\n")[2].partition("```")[0])
+    sweep = load_sweep(path)
+    assert len(sweep.points) == 3 * 3 * 2 * 5
+    assert sweep.resources == Resources(cpus=2, gpus=0.25, retries=3)

@@ -14,7 +14,7 @@ from tests.conftest import TINY
 
 pytest.importorskip("flwr", reason="needs fedfade[flower]")
 
-from flwr.app import Array, ConfigRecord, Message
+from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, Result
 
@@ -185,8 +185,6 @@ def test_the_payload_is_the_reply(config: Config, task: FederatedTask) -> None:
 
 
 def _content(arrays):
-    from flwr.app import RecordDict
-
     return RecordDict({"arrays": arrays})
 
 
@@ -317,3 +315,15 @@ def test_no_more_rounds_than_the_channel_has(config: Config, task: FederatedTask
     strategy = WirelessStrategy(fedavg(), config, "random")
     with pytest.raises(UserError, match=r"at most run\.rounds = 3"):
         strategy.start(grid_of(task), task.initial_arrays(), num_rounds=4)
+
+
+def test_the_code_in_the_docs(task: FederatedTask) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "flower.md").read_text()
+    code = text.partition("```python\n")[2].partition("```")[0]
+    names = {"initial_arrays": task.initial_arrays()}
+    exec(code.replace("num_rounds=20", "num_rounds=1"), names)
+    grid = grid_of(task)
+    counted = RecordDict({"metrics": MetricRecord({"num-examples": 1})})
+    grid.app.evaluate()(lambda message, context: Message(counted, reply_to=message))
+    names["main"](grid, None)
+    assert grid.messages >= CLIENTS
