@@ -126,9 +126,13 @@ def read_bytes(path: Path | str, max_bytes: int) -> bytes:
     path = Path(path)
     try:
         with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size > max_bytes:
+            size = os.fstat(file.fileno()).st_size
+            if size > max_bytes:
                 raise UserError(f"{str(path)!r} is larger than {max_bytes} bytes.")
-            content = file.read(max_bytes + 1)  # a pipe or device has no size
+            # A pipe or device has no size: read on until the limit, not into room for all of it.
+            content = file.read(size)
+            while len(content) <= max_bytes and (more := file.read(1 << 20)):
+                content += more
     except OSError as error:
         raise UserError(f"{str(path)!r} cannot be read: {_reason(error)}.") from None
     if len(content) > max_bytes:

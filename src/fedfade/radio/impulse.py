@@ -7,7 +7,6 @@ axes of length one are dropped, and a single drop may leave out its axis.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,9 @@ import numpy as np
 
 from fedfade.config import RadioConfig
 from fedfade.errors import UserError
+from fedfade.radio.matfile import BrokenMat, TooLarge, read_mat
 from fedfade.radio.response import frequency_offsets
-from fedfade.storage import read_npz
+from fedfade.storage import read_bytes, read_npz
 
 MAX_BYTES = 4 * 2**30
 """No array of an impulse-response file may be larger."""
@@ -59,10 +59,14 @@ def read_impulse_responses(path: Path | str) -> ImpulseResponses:
             f"'delays' in {str(path)!r} lie between {delays.min():g} and {delays.max():g}: seconds "
             "between 0 and 0.001 are needed."
         )
-    power = np.mean(np.abs(coefficients) ** 2, axis=(1, 2))
+    with np.errstate(over="ignore"):
+        coefficients = coefficients.astype(np.complex64)
+        power = np.mean(np.abs(coefficients) ** 2, axis=(1, 2))
+    if not np.all(np.isfinite(power)):
+        raise UserError(f"drop {int(np.argmax(power))} in {str(path)!r} has more power than fits.")
     if not np.all(power > 0):
         raise UserError(f"drop {int(np.argmin(power))} in {str(path)!r} has no power at all.")
-    return ImpulseResponses(coefficients.astype(np.complex64), delays.astype(np.float64))
+    return ImpulseResponses(coefficients, delays.astype(np.float64))
 
 
 def sampled_gains(responses: ImpulseResponses, radio: RadioConfig) -> tuple[np.ndarray, np.ndarray]:
@@ -139,42 +143,21 @@ def _matching_delays(delays: np.ndarray, shape: tuple[int, ...], path: Path) -> 
 
 def _read_mat(path: Path) -> dict[str, np.ndarray]:
     """Numeric arrays of a .mat by the names we know; nothing else in it is touched."""
-    from scipy.io import loadmat, whosmat
-
-    try:
-        with path.open("rb") as file:
-            head = file.read(128)
-    except OSError as error:
-        reason = (error.strerror or "error").lower()
-        raise UserError(f"{str(path)!r} cannot be read: {reason}.") from None
-    if head.startswith(b"MATLAB 7.3") or head.startswith(b"\x89HDF"):
+    content = read_bytes(path, MAX_BYTES)
+    if content.startswith((b"MATLAB 7.3", b"\x89HDF")):
         raise UserError(
             f"{str(path)!r} is a MATLAB 7.3 (HDF5) file, which is not read: save it with -v7."
         )
-    numeric = ("double", "single", "int8", "uint8", "int16", "uint16", "int32", "uint32")
+    known = {name for names in _NAMES.values() for name in names}
     try:
-        known = {n for names in _NAMES.values() for n in names}
-        chosen = []
-        for name, shape, kind in whosmat(path):
-            if name not in known or kind not in numeric:
-                continue
-            if int(np.prod(shape, dtype=np.float64)) * 16 > MAX_BYTES:
-                raise UserError(
-                    f"{name!r} in {str(path)!r} has shape {list(shape)}: at most {MAX_BYTES} bytes "
-                    "are read."
-                )
-            chosen.append(name)
-        found = loadmat(path, variable_names=chosen) if chosen else {}
-        if not chosen:  # only to say what is in there instead
-            return {name: np.array("") for name, _, _ in whosmat(path)}
-        return {name: np.asarray(found[name]) for name in chosen if name in found}
-    except (ValueError, TypeError, KeyError, EOFError, OSError, zlib.error, MemoryError):
-        raise UserError(f"{str(path)!r} is not an intact .mat file.") from None
-    except NotImplementedError:
+        arrays, names = read_mat(content, known, MAX_BYTES)
+    except TooLarge as error:
         raise UserError(
-            f"{str(path)!r} is a .mat of a version that is not read: use -v7."
+            f"{str(error)!r} in {str(path)!r} is too large: at most {MAX_BYTES} bytes are read."
         ) from None
-    except Exception as error:  # scipy's own MatReadError and friends: all mean a broken file
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{str(path)!r} is not an intact .mat file.") from None
+    except BrokenMat as error:
+        raise UserError(
+            f"{str(path)!r} is not an intact .mat file of versions 5 to 7 ({error})."
+        ) from None
+    # Names of the rest are only to say what is in there instead.
+    return arrays or {name: np.array("") for name in names}

@@ -36,18 +36,26 @@ def read_gains(path: Path | str, average: bool = False) -> np.ndarray:
             f"{name!r} in {str(path)!r} has shape {list(gain.shape)} and type {gain.dtype}: real "
             "numbers [drop, slot, band] are needed."
         )
-    gain = gain.astype(np.float32)
+    with np.errstate(all="ignore"):  # what overflows is found below
+        gain = gain.astype(np.float32)
     if "xpr_gain" in arrays:
-        mean = arrays["xpr_gain"]
-        if mean.shape != gain.shape[:1] or not np.all(np.isfinite(mean)) or np.any(mean <= 0):
-            raise UserError(f"'xpr_gain' in {str(path)!r} must be one positive number a drop.")
-        gain = gain / mean.astype(np.float32)[:, None, None]
+        gain = _divided(gain, arrays["xpr_gain"], path)
     if not np.all(np.isfinite(gain)):
         drop = int(np.argwhere(~np.isfinite(gain))[0, 0])
         raise UserError(f"{name!r} in {str(path)!r} holds NaN or infinity (first in drop {drop}).")
     if np.any(gain < 0):
         raise UserError(f"{name!r} in {str(path)!r} holds negative power gains.")
     return gain
+
+
+def _divided(gain: np.ndarray, mean: np.ndarray, path: Path | str) -> np.ndarray:
+    """Gains over the mean power of their drop."""
+    right = mean.shape == gain.shape[:1] and mean.dtype.kind in "fiu"
+    if not right or not np.all(np.isfinite(mean)) or np.any(mean <= 0):
+        raise UserError(f"'xpr_gain' in {str(path)!r} must be one positive number a drop.")
+    with np.errstate(all="ignore"):
+        divided: np.ndarray = gain / mean.astype(np.float32)[:, None, None]
+    return divided
 
 
 def load_traces(radio: RadioConfig, device: torch.device | str = "cpu") -> Tensor:

@@ -1,0 +1,128 @@
+"""Any configuration the typed tree allows, as Hypothesis strategies made from the tree itself."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, get_args, get_origin
+
+from hypothesis import strategies as st
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from fedfade.config import Config
+
+Tree = dict[str, Any]
+
+SMALL = {
+    "radio.subbands": 3,
+    "radio.slots": 6,
+    "radio.subcarriers": 4,
+    "radio.clusters": 6,
+    "learning.clients": 4,
+    "learning.local_work": 2,
+    "learning.batch_size": 20,
+    "learning.shards_per_client": 3,
+    "qmix.hidden": 5,
+    "qmix.mixing_width": 4,
+    "qmix.hypernet_width": 4,
+    "qmix.n_step": 4,
+    "qmix.replay_size": 60,
+    "qmix.batch_size": 20,
+    "qmix.parallel_episodes": 3,
+    "run.seeds": 2,
+    "run.rounds": 3,
+    "run.episodes_per_round": 6,
+}
+"""Sizes are cut to these, so that any configuration runs in a moment; nothing else is."""
+
+CHOSEN: dict[str, st.SearchStrategy[Any]] = {
+    "radio.source": st.sampled_from(["clustered", "rayleigh"]),
+    "radio.traces": st.none(),
+    "radio.power_levels_dbm": st.lists(
+        st.sampled_from([60.0, 23.0, 0.0, -50.0, -99.9]), min_size=1, max_size=4
+    ).map(lambda levels: [*levels, -100.0]),
+    "learning.data": st.just("digits"),
+    "learning.data_dir": st.none(),
+    "learning.model": st.just("cnn"),
+    "allocation.policies": st.just(
+        [
+            "random",
+            "max-individual-rate",
+            "max-sum-rate",
+            "block-fading-schedule",
+            "block-fading-schedule-feedback",
+            "shortest-remaining-first",
+            "perfect",
+            "genie",
+        ]
+    ),
+    "qmix.gradients": st.sampled_from(["synthetic", "learning"]),
+    "run.device": st.just("cpu"),
+}
+
+
+def configurations() -> st.SearchStrategy[Tree]:
+    """Valid trees, sizes cut; a few of the cross-checks of the tree may still refuse one."""
+    return _branch(Config, "")
+
+
+def _branch(model: type[BaseModel], prefix: str) -> st.SearchStrategy[Tree]:
+    return st.fixed_dictionaries(
+        {
+            name: _branch(field.annotation, f"{prefix}{name}.")
+            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+            else _leaf(field, f"{prefix}{name}")
+            for name, field in model.model_fields.items()
+        }
+    )
+
+
+def _leaf(field: FieldInfo, path: str) -> st.SearchStrategy[Any]:
+    if path in CHOSEN:
+        return CHOSEN[path]
+    return _value(field.annotation, field.metadata, SMALL.get(path))
+
+
+def _value(kind: Any, limits: list[Any], cut: int | None) -> st.SearchStrategy[Any]:
+    found = {}
+    for limit in _flat(limits):
+        for name in ("ge", "gt", "le", "lt"):
+            if getattr(limit, name, None) is not None:
+                found[name] = getattr(limit, name)
+    if get_origin(kind) is Literal:
+        return st.sampled_from(get_args(kind))
+    if get_origin(kind) is list:
+        (item,) = get_args(kind)
+        return st.lists(_annotated(item, cut), min_size=1, max_size=3, unique=True)
+    if kind is bool:
+        return st.booleans()
+    if kind is int:
+        high = found.get("le", found.get("lt", 10**6))
+        return st.integers(found.get("ge", 1), min(high, cut or 10**6) - ("lt" in found))
+    if kind is float:
+        return _floats(found)
+    return st.one_of(*(_annotated(part, cut) for part in get_args(kind)))  # a union
+
+
+def _annotated(kind: Any, cut: int | None) -> st.SearchStrategy[Any]:
+    if hasattr(kind, "__metadata__"):
+        return _value(kind.__origin__, list(kind.__metadata__), cut)
+    return _value(kind, [], cut)
+
+
+def _flat(limits: list[Any]) -> list[Any]:
+    """A pydantic Field inside Annotated keeps its limits one level down."""
+    return [inner for limit in limits for inner in [limit, *getattr(limit, "metadata", [])]]
+
+
+def _floats(found: dict[str, float]) -> st.SearchStrategy[float]:
+    """Ends of the range, and in between evenly on the logarithmic scale."""
+    low, high = found.get("ge", found.get("gt", 0.0)), found.get("le", found.get("lt", 1.0))
+    ends = [value for name, value in (("ge", low), ("le", high)) if name in found]
+    if low < 0:
+        inside = st.floats(low, high, exclude_min="gt" in found)
+    else:
+        smallest = math.log10(max(low, 1e-12))
+        inside = st.floats(smallest, math.log10(high) - 1e-9).map(lambda x: 10.0**x)
+        inside = inside.map(lambda x: min(max(x, low), high))
+    return st.one_of(*map(st.just, ends), inside) if ends else inside
