@@ -256,6 +256,9 @@ class AllocationConfig(_Branch):
         min_length=1,
         description="policies `fedfade compare` runs; built-in names or module:factory",
     )
+    checkpoint: str | None = Field(
+        None, description="folder of fedfade train; its agents are compared as policy qmix"
+    )
     observe: list[ObservationPart] = Field(
         ["alphas", "fading", "remaining", "slots_left", "deviation", "round"],
         min_length=1,

@@ -8,6 +8,7 @@ code that uses `record` is the same on both.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from typing import ParamSpec, TypeVar
 
@@ -52,7 +53,10 @@ def record(work: Work, changed: Iterable[Tensor], device: torch.device) -> Work:
 
 
 def fuse(function: Callable[P, R], device: torch.device) -> Callable[P, R]:
-    """`function` with its small operations merged into few kernels, where that pays: on CUDA."""
-    if device.type != "cuda":
+    """`function` with its small operations merged into few kernels, where that pays: on CUDA.
+
+    Compiling takes half a minute at the first call; FEDFADE_COMPILE=0 does without.
+    """
+    if device.type != "cuda" or os.environ.get("FEDFADE_COMPILE") == "0":
         return function
     return torch.compile(function, dynamic=False)

@@ -27,6 +27,9 @@ def compare(
     out: Annotated[
         Path | None, typer.Option(help="run folder; runs/compare-PRESET if not given")
     ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="folder of fedfade train; adds its agents as qmix")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
     precision: Annotated[str | None, typer.Option(help="on CUDA: fp32, tf32 or bf16")] = None,
     overrides: SetOption = None,
@@ -35,30 +38,38 @@ def compare(
     from fedfade.config import load_config
     from fedfade.device import pick_device
     from fedfade.experiments import Comparison, RunFolder, read_rows, write_report
+    from fedfade.experiments.comparison import compared_names
+    from fedfade.experiments.metrics import check_complete
+    from fedfade.experiments.report import left_out_lines
 
     changes = list(overrides or ())
     if policies is not None:
         names = [name.strip() for name in policies.split(",") if name.strip()]
         changes.append(f"allocation.policies=[{', '.join(map(repr, names))}]")
+    if checkpoint is not None:
+        changes.append(f"allocation.checkpoint={str(checkpoint)!r}")
     given = {"seeds": seeds, "rounds": rounds, "device": device, "precision": precision}
     changes += [f"run.{field}={value}" for field, value in given.items() if value is not None]
     config = load_config(preset, changes)
     chosen = pick_device(config.run.device)
     folder = RunFolder(out or Path("runs") / f"compare-{Path(preset).stem}", config, chosen)
     console = Console(stderr=True)
-    with folder.open():
+    with stopping_cleanly(f"the same command continues in {folder.path}"), folder.open():
         if folder.finished:
             console.print(f"already finished: {folder.path}", highlight=False)
             rows = read_rows(folder.metrics)
+            names = compared_names(config)
+            check_complete(rows, folder.metrics, names, config, config.run.rounds)
         else:
-            with stopping_cleanly(f"the same command continues in {folder.path}"):
-                comparison = Comparison(config, chosen)
-                with time_left("rounds", config.run.rounds) as progress:
-                    rows = comparison.run(folder, progress)
-            folder.finish(scopes={p.name: p.scope for p in comparison.policies.values()})
+            comparison = Comparison(config, chosen)
+            with time_left("rounds", config.run.rounds) as progress:
+                rows = comparison.run(folder, progress)
+            folder.finish(**comparison.facts())
         record = folder.record
         report = write_report(folder.path, config, record, rows)
-    _print_summary(rows, config.learning.clients, record["scopes"])
+    _print_summary(rows, config.learning.clients, record.get("scopes", {}))
+    for line in left_out_lines(rows):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     typer.echo(f"report: {report}")
 
 

@@ -34,6 +34,7 @@ from fedfade.errors import UserError
 from fedfade.experiments.metrics import Row, check_complete, jain, read_rows, write_rows
 from fedfade.experiments.run_folder import RunFolder, digest
 from fedfade.learning import Federation, ServerState, Updates, gram, load_data
+from fedfade.qmix import load_policy_checkpoint
 from fedfade.radio import Cell, Channel, db_to_linear
 from fedfade.randomness import streams
 from fedfade.storage import write_npz
@@ -150,22 +151,38 @@ class Reached(NamedTuple):
     uploads: Tensor  # [run, client] rounds in which each client delivered
 
 
+QMIX = "qmix"
+
+
+def compared_names(config: Config) -> list[str]:
+    """The policies of a comparison; trained agents join when a checkpoint is given."""
+    names = list(config.allocation.policies)
+    if config.allocation.checkpoint is not None and QMIX not in names:
+        names.append(QMIX)
+    return names
+
+
+def compared_policy(config: Config, name: str) -> Policy:
+    """A policy of a comparison, going by what the user typed, so that the run folder names it."""
+    if name == QMIX:
+        if config.allocation.checkpoint is None:
+            raise UserError("policy 'qmix' needs --checkpoint with a folder of fedfade train.")
+        policy = load_policy_checkpoint(config.allocation.checkpoint, config)
+    else:
+        policy = load_policy(name)
+    policy.name = name
+    return policy
+
+
 class Comparison:
     """`fedfade compare`: all policies on the same channel and the same mini-batches."""
 
-    def __init__(
-        self, config: Config, device: torch.device, extra_policies: Sequence[Policy] = ()
-    ) -> None:
+    def __init__(self, config: Config, device: torch.device) -> None:
         self.config = config
         self.device = device
-        names = [*config.allocation.policies, *(policy.name for policy in extra_policies)]
-        self.policies: dict[str, Policy] = {policy.name: policy for policy in extra_policies}
-        for name in config.allocation.policies:
-            if name not in (PERFECT, GENIE):
-                policy = load_policy(name)
-                # A plug-in goes by what the user typed, so that a run folder names it.
-                policy.name = name
-                self.policies[name] = policy
+        names = compared_names(config)
+        sending = [name for name in names if name not in (PERFECT, GENIE)]
+        self.policies = {name: compared_policy(config, name) for name in sending}
         learned = [name for name in names if name != GENIE]
         if not learned:
             raise UserError("allocation.policies = ['genie'] is not allowed: it needs a policy.")

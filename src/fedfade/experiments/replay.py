@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedfade.allocation import GENIE, PERFECT, load_policy
+from fedfade.allocation import GENIE, PERFECT
 from fedfade.errors import UserError, not_allowed
-from fedfade.experiments.comparison import Uplink
+from fedfade.experiments.comparison import Uplink, compared_policy
 from fedfade.experiments.figures import round_figure
 from fedfade.experiments.run_folder import open_finished
 from fedfade.storage import read_npz
@@ -38,8 +38,7 @@ def replay_figure(folder: Path, policy_name: str, seed: int, number: int) -> Fig
         raise not_allowed("--round", number, f"between 0 and {config.run.rounds - 1}")
     rows = [i for i, name in enumerate(names) if name == policy_name]
     inner = torch.from_numpy(stored["inner"][rows, number])  # [seed, client, client]
-    policy = load_policy(policy_name)
-    policy.name = policy_name
+    policy = compared_policy(config, policy_name)
     uplink = Uplink(config, float(stored["payload_bits"]), torch.device("cpu"))
     outcome = uplink.play(policy, number, inner, record=True)
     assert outcome.history is not None
