@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
+import os
+import socket
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +18,39 @@ from fedfade.config import Config, load_config
 from fedfade.uplink import Round, Scenario, scenario_from_config
 
 torch.set_num_threads(1)
+
+# Third parties are not told that tests run, here and in every process a test starts.
+os.environ |= {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
+
+
+class NetworkUsed(AssertionError):
+    """A test asked for a machine other than this one."""
+
+
+def _refuse_the_network(event: str, arguments: tuple[object, ...]) -> None:
+    """An audit hook: no connection and no look-up beyond this machine, whoever asks."""
+    if event in ("socket.connect", "socket.sendto"):
+        address = arguments[1]
+        host = address[0] if isinstance(address, tuple) else "localhost"  # else: a Unix socket
+    elif event == "socket.getaddrinfo":
+        host = arguments[0] or "localhost"
+    else:
+        return
+    text = host.decode() if isinstance(host, bytes) else str(host)
+    try:
+        here = ipaddress.ip_address(text).is_loopback or text in ("0.0.0.0", "::")
+    except ValueError:
+        here = text in ("localhost", "", socket.gethostname())
+    if not here:
+        raise NetworkUsed(f"tests use no network: {event} to {host!r}")
+
+
+sys.addaudithook(_refuse_the_network)
 
 TINY = [
     "learning.data=digits",

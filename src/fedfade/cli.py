@@ -21,6 +21,7 @@ from fedfade.commands.partition import partition
 from fedfade.commands.replay import replay
 from fedfade.commands.sweep import sweep
 from fedfade.commands.train import train
+from fedfade.commands.verify import verify
 from fedfade.config import load_config, preset_names, preset_summary, render_config
 from fedfade.errors import UserError
 
@@ -45,6 +46,7 @@ app.command()(partition)
 app.command()(train)
 app.command()(sweep)
 app.command()(export)
+app.command()(verify)
 
 
 @app.callback(invoke_without_command=True)

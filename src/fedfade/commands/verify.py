@@ -1,0 +1,41 @@
+"""`fedfade verify`: does a stored run still come out the same?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedfade.commands.options import stopping_cleanly, time_left
+
+_SHOWN = 5
+
+
+def verify(
+    folder: Annotated[Path, typer.Argument(help="folder of fedfade compare or fedfade train")],
+    rounds: Annotated[
+        int, typer.Option(min=1, help="rounds to run again; for a training: batches of episodes")
+    ] = 3,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+) -> None:
+    """Run the first rounds again from the stored configuration; exit code 1 if a number differs."""
+    from fedfade.device import pick_device
+    from fedfade.errors import not_allowed
+    from fedfade.experiments.verification import verify as run_again
+
+    if device not in ("auto", "cpu", "cuda"):
+        raise not_allowed("--device", device, "auto, cpu or cuda")
+    with stopping_cleanly("nothing was changed"), time_left("steps", rounds) as tell:
+        found = run_again(folder, rounds, pick_device(device), tell)
+    for note in found.notes:
+        Console(stderr=True).print(f"note: {note}", highlight=False, markup=False)
+    scope = f"{found.again} of {found.stored} {found.what} run again, {found.numbers} numbers"
+    if not found.differences:
+        typer.echo(f"same: {scope}, all equal to the last bit.")
+        return
+    typer.echo(f"different: {scope}, {len(found.differences)} differ.")
+    for line in found.differences[:_SHOWN]:
+        typer.echo(f"  {line}")
+    raise typer.Exit(1)

@@ -1,0 +1,151 @@
+"""Clients that send nonsense, or nothing: the round goes on, the report says who and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedfade.config import Config, load_config
+from fedfade.experiments import Comparison, Row, RunFolder
+from fedfade.experiments.report import left_out_lines, write_report
+from fedfade.learning import ServerState, Updates, gram
+from fedfade.learning.averaging import average, is_finite
+from fedfade.uplink import normalised_inner
+from tests.conftest import TINY
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    policies = "allocation.policies=[max-sum-rate, perfect]"
+    more = ["radio.slots=60", "learning.server_momentum=0.5", "run.evaluate_every=1"]
+    return load_config("paper", [*TINY, policies, *more])
+
+
+def run(
+    config: Config, folder: Path, spoil: Callable[[Updates, int], None]
+) -> tuple[list[Row], ServerState]:
+    """A comparison in which something happens to the updates of each round."""
+    comparison = Comparison(config, CPU)
+    train = comparison.federation.train
+
+    def spoiled(state: ServerState, seeds: list[int], number: int) -> Updates:
+        updates = train(state, seeds, number)
+        spoil(updates, number)
+        good = is_finite(updates.parameters, updates.buffers)
+        return dataclasses.replace(updates, finite=good)
+
+    comparison.federation.train = spoiled  # type: ignore[method-assign, assignment]
+    place = RunFolder(folder / "run", config, CPU)
+    with place.open():
+        rows = comparison.run(place, lambda done, doing: None)
+        place.finish(**comparison.facts())
+        write_report(place.path, config, place.record, rows)
+    assert comparison._reached is not None
+    return rows, comparison._reached.state
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30, 3e38])
+def test_a_client_that_sends_nonsense(value: float, config: Config, tmp_path: Path) -> None:
+    """Client 2 of the second run sends it in rounds 0 and 2; the model never sees it."""
+
+    def spoil(updates: Updates, number: int) -> None:
+        if number != 1:
+            updates.parameters[1, 2, 7] = value
+
+    rows, state = run(config, tmp_path, spoil)
+    assert bool(state.parameters.isfinite().all())
+    for row in rows:
+        spoiled = (row.policy, row.seed) == ("perfect", 0) and row.round != 1
+        assert row.not_finite == spoiled
+        assert row.not_finite_clients == ("2" if spoiled else "")
+        assert not (spoiled and "2" in row.delivered_clients.split())
+        assert math.isfinite(row.accuracy)
+        assert math.isfinite(row.gradient_bias)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "perfect, seed 0: client 2 in rounds 0, 2." in page
+    assert "not a number, infinite, or of enormous norm" in page
+
+
+def test_running_statistics_count_too(config: Config, tmp_path: Path) -> None:
+    def spoil(updates: Updates, number: int) -> None:
+        updates.buffers[0, 1, 0] = math.nan
+
+    rows, state = run(config, tmp_path, spoil)
+    assert bool(state.buffers.isfinite().all())
+    assert left_out_lines(rows)[1:] == ["max-sum-rate, seed 0: client 1 in rounds 0-2."]
+
+
+def test_clients_that_send_zeros_are_averaged_like_any_other(config: Config, tmp_path) -> None:
+    def spoil(updates: Updates, number: int) -> None:
+        updates.parameters.zero_()
+
+    rows, state = run(config, tmp_path, spoil)
+    assert bool(state.parameters.isfinite().all())
+    assert all(row.not_finite == 0 for row in rows)
+    assert all(row.delivered == 4 for row in rows if row.policy == "perfect")
+    assert all(math.isfinite(row.reward) for row in rows if row.policy != "perfect")
+
+
+def test_all_clients_gone(config: Config, tmp_path: Path) -> None:
+    """Nobody sends a number: every round is empty and the model stays the first one."""
+
+    def spoil(updates: Updates, number: int) -> None:
+        updates.parameters.fill_(math.nan)
+
+    rows, state = run(config, tmp_path, spoil)
+    first = Comparison(config, CPU).start().state
+    assert torch.equal(state.parameters, first.parameters)
+    assert torch.equal(state.buffers, first.buffers)
+    assert all(row.delivered == 0 and row.not_finite == 4 for row in rows)
+    assert len(left_out_lines(rows)) == 1 + 4 * 4  # runs x clients
+
+
+def test_a_model_that_explodes_is_reported_not_raised(tmp_path: Path) -> None:
+    """A server step of a million: updates stop being numbers, the comparison goes on."""
+    config = load_config("paper", [*TINY, "learning.global_rate=1e6", "learning.local_rate=1e3"])
+    rows, _ = run(config, tmp_path, lambda updates, number: None)
+    assert sum(row.not_finite for row in rows) > 0
+    assert "were left out" in (tmp_path / "run" / "report.html").read_text()
+
+
+NUMBERS = st.one_of(
+    st.just(0.0),
+    st.sampled_from([math.nan, math.inf, -math.inf, 1e-45, 1e14, 1e15, 1e19, 1e20, 3e38]),
+    st.floats(-1e6, 1e6, width=32),
+)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    updates=st.lists(st.lists(NUMBERS, min_size=3, max_size=3), min_size=1, max_size=5),
+    delivered=st.lists(st.booleans(), min_size=5, max_size=5),
+    previous=st.lists(st.floats(-(2.0**48), 2.0**48, width=32), min_size=3, max_size=3),
+)
+def test_no_update_makes_the_server_stumble(
+    updates: list[list[float]], delivered: list[bool], previous: list[float]
+) -> None:
+    """Whatever arrives: model, Gram matrix and what the reward is made of stay finite."""
+    g = torch.tensor([updates])
+    count = g.shape[1]
+    none, ones = torch.zeros(1, count, 0), torch.ones(1, count)
+    sent = Updates(g, none, is_finite(g, none), ones, ones)
+    before = torch.tensor([previous])
+    inner, deviation = gram(sent, before)
+    assert bool(inner.isfinite().all())
+    assert bool(deviation.isfinite().all())
+    assert bool(normalised_inner(inner).isfinite().all())
+    state = ServerState(before, torch.zeros(1, 0), torch.zeros(1, 3), before)
+    weight = torch.tensor([delivered[:count]], dtype=torch.float32)
+    after = average(state, sent, weight, rate=1.0, momentum=0.9)
+    assert bool(after.parameters.isfinite().all())
+    if not bool((weight.bool() & sent.finite).any()):
+        assert torch.equal(after.parameters, before)

@@ -1,0 +1,364 @@
+"""Full disks, folders nobody may write to, folders moved away, signals, clocks that jump."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+import pytest
+import torch
+
+from fedfade.config import Config, load_config
+from fedfade.errors import UserError
+from fedfade.experiments import Comparison, RunFolder
+from fedfade.qmix import Trainer, train
+from fedfade.qmix.checkpoint import has_checkpoint
+from tests.conftest import TINY
+from tests.reliability.kills import SMALL_CELL, overrides, train_facts, train_readable
+
+CPU = torch.device("cpu")
+SETTINGS = [word for override in TINY for word in ("--set", override)]
+
+
+@pytest.fixture(scope="module")
+def comparing() -> Config:
+    changes = ["run.checkpoint_s=0", "run.seeds=1", "allocation.policies=[random, perfect]"]
+    return load_config("paper", [*TINY, *changes])
+
+
+@pytest.fixture(scope="module")
+def training() -> Config:
+    changes = ["qmix.episodes=60", "qmix.gradients=synthetic", "run.checkpoint_s=0"]
+    return load_config("small-cell", [*SMALL_CELL, *changes, "run.device=cpu"])
+
+
+class Compared:
+    """A comparison that can be run in several folders; data and model are loaded once."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.comparison = Comparison(config, CPU)
+
+    def run(self, folder: Path, progress: Callable[[int, str], None] = lambda n, d: None) -> str:
+        place = RunFolder(folder, self.config, CPU)
+        with place.open():
+            if not place.finished:
+                self.comparison.run(place, progress)
+                place.finish(**self.comparison.facts())
+        models = str(sorted(place.record["models"].items()))
+        return place.metrics.read_text() + models
+
+
+@pytest.fixture(scope="module")
+def compared(comparing: Config) -> Compared:
+    return Compared(comparing)
+
+
+@pytest.fixture(scope="module")
+def whole(compared: Compared, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What an undisturbed comparison leaves."""
+    return compared.run(tmp_path_factory.mktemp("whole") / "run")
+
+
+@pytest.fixture(scope="module")
+def trained(training: Config, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What an undisturbed training leaves."""
+    folder = tmp_path_factory.mktemp("trained")
+    train(training, folder)
+    return train_facts(folder)
+
+
+def no_rubbish(folder: Path) -> None:
+    assert not [p for p in folder.rglob(".fedfade-*")]
+
+
+# --- disks --------------------------------------------------------------------------------------
+
+
+def _failing(monkeypatch: pytest.MonkeyPatch, name: str, at: int, number: int) -> list[int]:
+    """Let the `at`-th call of an os function below fail, as a full or broken disk makes it."""
+    original, calls = getattr(os, name), []
+
+    def faulty(*arguments: object, **named: object) -> object:
+        calls.append(1)
+        if len(calls) == at:
+            raise OSError(number, os.strerror(number))
+        return original(*arguments, **named)
+
+    monkeypatch.setattr(os, name, faulty)
+    return calls
+
+
+def _refusal(compared: Compared, folder: Path) -> str | None:
+    """The sentence a comparison ended with, if it did not reach its end."""
+    try:
+        compared.run(folder)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("function", "number"),
+    [
+        ("fsync", errno.ENOSPC),
+        ("replace", errno.EROFS),
+        ("fsync", errno.EIO),
+        ("open", errno.EDQUOT),
+    ],
+)
+def test_every_write_of_a_comparison_may_fail(
+    function: str, number: int, compared: Compared, whole: str, tmp_path: Path
+) -> None:
+    """Wherever the disk gives up: one sentence, no rubbish, and the run goes on afterwards."""
+    at = 0
+    while True:
+        at += 1
+        folder = tmp_path / str(at)
+        with pytest.MonkeyPatch.context() as patch:
+            calls = _failing(patch, function, at, number)
+            said = _refusal(compared, folder)
+        if said is None and len(calls) < at:
+            break
+        assert said is None or re.search(r"cannot be (written|made|read)", said)
+        no_rubbish(folder)
+        if at % 4 == 1:  # a resumed run for some of them
+            assert compared.run(folder) == whole
+    assert at > 5
+
+
+def test_every_write_of_a_training_may_fail(
+    training: Config, trained: dict[str, str], tmp_path: Path
+) -> None:
+    for at in range(1, 14, 2):
+        folder = tmp_path / str(at)
+        with pytest.MonkeyPatch.context() as patch:
+            _failing(patch, "fsync", at, errno.ENOSPC)
+            with suppress(UserError):
+                train(training, folder)
+        no_rubbish(folder)
+        train_readable(folder)
+        train(training, folder)
+        assert train_facts(folder) == trained
+
+
+def _can_mount() -> bool:
+    """Whether this user may make a small disk; the others are as good, only less real."""
+    probe = Path("/tmp") / f"fedfade-probe-{os.getpid()}"
+    probe.mkdir()
+    try:
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(probe)],
+            capture_output=True,
+            check=False,
+        )
+        if mounted.returncode == 0:
+            subprocess.run(["umount", str(probe)], check=True)
+        return mounted.returncode == 0
+    except OSError:
+        return False
+    finally:
+        probe.rmdir()
+
+
+SMALL_DISKS = ["limit", *(["tmpfs"] if os.geteuid() == 0 and _can_mount() else [])]
+
+
+@pytest.fixture(params=SMALL_DISKS)
+def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, list[str]]]:
+    """A folder on 2 MB, and what to put before a command so that it has no more."""
+    if request.param == "limit":
+        # Every file ends at 300 KB: for a writer the same as a disk that is full.
+        yield (
+            tmp_path / "disk",
+            ["prlimit", "--fsize=300000"]
+            if shutil.which("prlimit")
+            else [*("bash", "-c", 'ulimit -f 293; exec "$@"', "bash")],
+        )
+        return
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], check=True)
+    try:
+        yield disk, []
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_ends_in_a_sentence(small_disk: tuple[Path, list[str]]) -> None:
+    """The real commands on a disk too small for their checkpoints."""
+    disk, before = small_disk
+    commands = {
+        "compare": ["compare", "paper", "--policies", "random,perfect", *overrides(TINY)],
+        "train": ["train", "small-cell", *overrides([*SMALL_CELL, "qmix.replay_size=20000"])],
+    }
+    for name, words in commands.items():
+        out = disk / name
+        command = [*before, sys.executable, "-m", "fedfade.cli", *words, "--out", str(out)]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert answer.returncode == 2, answer.stderr
+        assert "Traceback" not in answer.stderr
+        assert re.search(r"cannot be written: (no space left|file too large)", answer.stderr)
+        assert load_config(out / "config.yaml")  # what was written before is whole
+        no_rubbish(out)
+
+
+def read_only() -> str:
+    """A folder this user may not write to: root may write anywhere but into the kernel's."""
+    return "/proc/fedfade" if os.geteuid() == 0 else "/fedfade"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["compare", "paper", *SETTINGS, "--out"],
+        ["train", "small-cell", "--out"],
+        ["channel", "sample", "--drops", "2", "--out"],
+        ["learn", "paper", *SETTINGS, "--out"],
+        ["sweep", "SWEEP", "--out"],
+    ],
+)
+def test_a_folder_nobody_may_write_to(words: list[str], fedfade, tmp_path: Path) -> None:
+    sweep = tmp_path / "s.yaml"
+    sweep.write_text("preset: small-cell\nset: {learning.data: digits}\n")
+    out = read_only() + ("/a.npz" if words[0] == "channel" else "/run")
+    answer = fedfade(*(str(sweep) if word == "SWEEP" else word for word in words), out)
+    assert answer.code == 2
+    assert re.search(r"cannot be (made|written)", answer.err)
+    assert "Traceback" not in answer.err
+
+
+# --- folders that go away -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["moved", "removed", "replaced"])
+def test_a_run_folder_that_goes_away(
+    how: str, compared: Compared, whole: str, tmp_path: Path
+) -> None:
+    folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+
+    def progress(done: int, doing: str) -> None:
+        if (done, doing) == (1, "evaluation"):
+            if how == "removed":
+                shutil.rmtree(folder)
+            else:
+                folder.rename(elsewhere)
+            if how == "replaced":
+                folder.mkdir()
+
+    with pytest.raises(UserError, match="was moved or removed while in use"):
+        compared.run(folder, progress)
+    assert not folder.exists() or (how == "replaced" and not any(folder.iterdir()))
+    if how != "removed":
+        assert (elsewhere / "checkpoint.safetensors").exists()
+        assert compared.run(elsewhere) == whole
+
+
+def test_a_training_folder_moved_away(
+    training: Config, trained: dict[str, str], tmp_path: Path
+) -> None:
+    def look(trainer: Trainer, report: object) -> None:
+        if trainer.batch == 2:
+            (tmp_path / "run").rename(tmp_path / "elsewhere")
+
+    with pytest.raises(UserError, match="was moved or removed while in use"):
+        train(training, tmp_path / "run", look)
+    assert not (tmp_path / "run").exists()
+    train(training, tmp_path / "elsewhere")
+    assert train_facts(tmp_path / "elsewhere") == trained
+
+
+# --- signals ------------------------------------------------------------------------------------
+
+
+def test_an_interrupt_at_any_line_of_a_comparison(
+    compared: Compared, whole: str, tmp_path: Path
+) -> None:
+    """KeyboardInterrupt before each line that `Comparison.run` executes; then it goes on."""
+    code = Comparison.run.__code__
+
+    def run(folder: Path, stop_at: int) -> int:
+        seen = 0
+
+        def trace(frame: FrameType, event: str, argument: object):
+            nonlocal seen
+            if frame.f_code is not code:
+                return None
+
+            def line(frame: FrameType, event: str, argument: object):
+                nonlocal seen
+                if event == "line":
+                    seen += 1
+                    if seen == stop_at:
+                        sys.settrace(None)
+                        raise KeyboardInterrupt
+                return line
+
+            return line
+
+        sys.settrace(trace)
+        try:
+            compared.run(folder)
+        finally:
+            sys.settrace(None)
+        return seen
+
+    lines = run(tmp_path / "count", stop_at=-1)
+    assert lines > 20
+    for stop_at in range(3, lines + 1):
+        folder = tmp_path / str(stop_at)
+        with pytest.raises(KeyboardInterrupt):
+            run(folder, stop_at)
+        no_rubbish(folder)
+        assert compared.run(folder) == whole, stop_at
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_a_training_with_a_checkpoint(number: int, tmp_path: Path) -> None:
+    """A real process: one sentence, exit code 130, the batch that was playing is saved."""
+    out = tmp_path / "run"
+    words = ["train", "small-cell", "--out", str(out), "--set", "qmix.episodes=1000000"]
+    changes = [change for change in SMALL_CELL if "episodes=120" not in change]
+    words += [word for change in changes for word in ("--set", change)]
+    command = [sys.executable, "-m", "fedfade.cli", *words, "--threads", "1"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 90
+    while not (out / "tensorboard").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "stopped; the same command continues in" in " ".join(errors.split())
+    assert has_checkpoint(out)
+    train_readable(out)
+
+
+# --- clocks -------------------------------------------------------------------------------------
+
+
+def test_a_clock_that_jumps(
+    compared: Compared, training: Config, whole: str, trained: dict[str, str], tmp_path: Path
+) -> None:
+    """The time of day goes back and forth by years; results and checkpoints do not care."""
+    now, jumps = time.time(), iter(range(10**9))
+
+    def jumping() -> float:
+        return now + (-1) ** next(jumps) * 3e8
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", jumping)
+        patch.setattr(time, "time_ns", lambda: int(jumping() * 1e9))
+        assert compared.run(tmp_path / "compare") == whole
+        train(training, tmp_path / "train")
+    assert train_facts(tmp_path / "train") == trained

@@ -1,0 +1,103 @@
+"""`fedfade verify`: the same numbers, or which of them are not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fedfade.config import load_config
+from fedfade.experiments.metrics import read_rows, write_rows
+from fedfade.qmix import train
+from fedfade.storage import read_npz, write_npz
+from tests.conftest import TINY
+from tests.reliability.kills import SMALL_CELL
+
+SETTINGS = [word for override in TINY for word in ("--set", override)]
+
+
+@pytest.fixture
+def compared(fedfade, tmp_path: Path) -> Path:
+    out = tmp_path / "run"
+    words = ["--policies", "random,max-sum-rate,perfect,genie", "--out", out, *SETTINGS]
+    assert fedfade("compare", "paper", *words, "--set", "run.evaluate_every=2").code == 0
+    return out
+
+
+def test_a_comparison_is_the_same_again(compared: Path, fedfade) -> None:
+    before = {p: p.stat().st_mtime_ns for p in compared.rglob("*")}
+    for rounds in (1, 2, 100):
+        answer = fedfade("verify", compared, "--rounds", rounds)
+        assert answer.code == 0, answer.err
+        assert f"same: {min(rounds, 3)} of 3 rounds" in answer.out
+    assert before == {p: p.stat().st_mtime_ns for p in compared.rglob("*")}  # only read
+
+
+def test_a_changed_number_is_found(compared: Path, fedfade) -> None:
+    path = compared / "metrics.csv"
+    first = read_rows(path)
+    first[1] = first[1]._replace(train_loss=first[1].train_loss * (1 + 1e-15))
+    write_rows(path, first)
+    answer = fedfade("verify", compared, "--rounds", 1)
+    assert answer.code == 1
+    assert "different:" in answer.out
+    assert "max-sum-rate, seed 0, round 0: train_loss was" in answer.out
+
+
+def test_a_changed_gradient_and_a_changed_machine_are_found(compared: Path, fedfade) -> None:
+    arrays = read_npz(compared / "gradients.npz")
+    arrays["inner"][0, 1, 0, 0] *= 1.0000001
+    write_npz(compared / "gradients.npz", arrays)
+    record = json.loads((compared / "run.json").read_text())
+    (compared / "run.json").write_text(json.dumps(record | {"torch": "1.0"}))
+    assert fedfade("verify", compared, "--rounds", 1).code == 0
+    answer = fedfade("verify", compared, "--rounds", 2)
+    assert answer.code == 1
+    assert "Gram matrices" in answer.out
+    assert "torch was 1.0" in answer.err
+
+
+def test_a_training_is_the_same_again(fedfade, tmp_path: Path) -> None:
+    changes = [*SMALL_CELL, "qmix.episodes=60", "run.device=cpu"]
+    train(load_config("small-cell", changes), tmp_path / "run")
+    for rounds in (1, 10):
+        answer = fedfade("verify", tmp_path / "run", "--rounds", rounds)
+        assert answer.code == 0, answer.out
+        assert f"same: {min(3, rounds)} of 3 batches" in answer.out
+    # Another seed than the one it was trained with: nothing is the same.
+    index = json.loads((tmp_path / "run" / "checkpoint.json").read_text())
+    index["config"]["run"]["seed"] = 5
+    (tmp_path / "run" / "checkpoint.json").write_text(json.dumps(index))
+    assert fedfade("verify", tmp_path / "run").code == 1
+
+
+def test_other_folders_are_refused(compared: Path, fedfade, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    answer = fedfade("verify", tmp_path / "empty")
+    assert answer.code == 2
+    assert "is no run folder" in answer.err
+    record = json.loads((compared / "run.json").read_text())
+    (compared / "run.json").write_text(json.dumps(record | {"finished": None}))
+    assert fedfade("verify", compared).code == 2
+    shutil.rmtree(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("damage", ["rows", "clients", "record", "scopes"])
+def test_a_finished_folder_that_was_changed(damage: str, compared: Path, fedfade) -> None:
+    """`compare` in a finished folder draws its report again: from whole files only."""
+    path, record = compared / "metrics.csv", json.loads((compared / "run.json").read_text())
+    text = path.read_text()
+    if damage == "rows":
+        path.write_text("".join(text.splitlines(keepends=True)[:-1]))
+    elif damage == "clients":
+        path.write_text(text.replace("0 1 2 3", "0 1 2 999999999"))
+    elif damage == "record":
+        (compared / "run.json").write_text("[1]")
+    else:
+        (compared / "run.json").write_text(json.dumps(record | {"scopes": {"random": 3}}))
+    words = ["--policies", "random,max-sum-rate,perfect,genie", "--out", compared, *SETTINGS]
+    answer = fedfade("compare", "paper", *words, "--set", "run.evaluate_every=2")
+    assert answer.code == 2
+    assert "Traceback" not in answer.err
