@@ -14,7 +14,7 @@ from tests.conftest import TINY
 
 pytest.importorskip("flwr", reason="needs fedfade[flower]")
 
-from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, Result
 
@@ -261,6 +261,88 @@ def test_replies_nobody_can_place_are_refused(config: Config, task: FederatedTas
     bare.train()(task.train)
     with pytest.raises(UserError, match="UplinkMod"):
         run(WirelessStrategy(fedavg(), config, "perfect"), InProcessGrid(bare, CLIENTS), task)
+
+
+ODD = {
+    "nan": lambda values: np.full_like(values, np.nan),
+    "infinite": lambda values: np.full_like(values, np.inf),
+    "enormous": lambda values: np.full_like(values, 1e30),
+    "zero": np.zeros_like,
+    "wrong shape": lambda values: np.zeros((3, 5), values.dtype),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_the_round_goes_on_whatever_a_client_sends(kind: str, config: Config, task) -> None:
+    """Client 1 sends it in every round; the others are averaged and the report says why not it."""
+    grid = grid_of(task)
+
+    def spoil(reply: Message) -> Message:
+        if reply.metadata.src_node_id == 699:
+            record = reply.content["arrays"]
+            name = next(iter(record))
+            record[name] = Array(ODD[kind](record[name].numpy()))
+            report = dict(reply.content[REPORT])
+            report.pop("update-norm")  # a liar would make it fit
+            reply.content[REPORT] = ConfigRecord(report)
+        return reply
+
+    grid.tamper = spoil
+    strategy = WirelessStrategy(fedavg(), config, "perfect")
+    result = run(strategy, grid, task)
+    assert all(np.isfinite(array.numpy()).all() for array in result.arrays.values())
+    for report in strategy.history:
+        if kind == "zero":  # numbers like any other
+            assert report.delivered == (0, 1, 2, 3)
+            assert report.left_out == ()
+            continue
+        assert report.delivered == (0, 2, 3)
+        (line,) = report.left_out
+        assert ("node 699: reply refused" if kind == "wrong shape" else "client 1:") in line
+        assert ("shaped" if kind == "wrong shape" else "not finite") in line
+
+
+def test_duplicates_errors_and_silence_are_told_apart(config: Config, task) -> None:
+    grid = grid_of(task)
+    grid.lost = {698}
+    send = grid.send_and_receive
+
+    def send_and_receive(messages, *, timeout=None):
+        to = {message.metadata.dst_node_id: message for message in messages}
+        replies = list(send(to.values(), timeout=timeout))
+        for place, reply in enumerate(replies):
+            if reply.metadata.src_node_id == 697:
+                replies[place] = Message(Error(code=1, reason="out of\nmemory"), reply_to=to[697])
+        return [*replies, *send([to[700]], timeout=timeout)]  # client 0 answers twice
+
+    grid.send_and_receive = send_and_receive  # type: ignore[method-assign]
+    strategy = WirelessStrategy(fedavg(), config, "perfect")
+    run(strategy, grid, task)
+    for report in strategy.history:
+        assert report.delivered == (0, 1)
+        error, silent, twice = report.left_out
+        assert error == "node 697: error, out of memory"
+        assert silent == "node 698: no reply"
+        assert twice == "node 700: reply refused, a second reply for partition id 0"
+
+
+@pytest.mark.parametrize("policy", ["perfect", "max-sum-rate"])
+def test_all_clients_gone_and_back(policy: str, config: Config, task: FederatedTask) -> None:
+    """Nobody answers in the first round; the next ones go on from the model there was."""
+    grid = grid_of(task)
+    send, rounds = grid.send_and_receive, []
+
+    def send_and_receive(messages, *, timeout=None):
+        rounds.append(1)
+        grid.lost = {700, 699, 698, 697} if len(rounds) == 1 else set()
+        return send(messages, timeout=timeout)
+
+    grid.send_and_receive = send_and_receive  # type: ignore[method-assign]
+    strategy = WirelessStrategy(fedavg(), config, policy)
+    run(strategy, grid, task)
+    assert strategy.history[0].delivered == ()
+    assert len(strategy.history[0].left_out) == 4
+    assert [report.trained for report in strategy.history] == [0, 4, 4]
 
 
 def test_any_strategy_can_be_inside(config: Config, task: FederatedTask) -> None:

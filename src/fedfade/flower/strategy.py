@@ -35,6 +35,7 @@ from fedfade.flower.records import (
     whole,
 )
 from fedfade.learning import Updates, gram
+from fedfade.learning.averaging import MAX_NORM
 from fedfade.uplink import Progress, Scenario
 
 log = logging.getLogger("flwr")
@@ -55,12 +56,14 @@ class RoundReport(NamedTuple):
     bits_sent: float
     bits_wasted: float  # received from clients that are not averaged
     not_finite: int  # replies with numbers that are not finite
-    refused: int  # replies nobody can place: no or a wrong partition id, a wrong norm
+    refused: int  # replies nobody can place: no or a wrong partition id, norm or shape
     exchanges: int  # question rounds where the clients decide
+    left_out: tuple[str, ...] = ()  # who else is missing from the average, and why
 
     def metrics(self) -> dict[str, int | float]:
         """As Flower metrics."""
-        named = {k: v for k, v in self._asdict().items() if k not in ("round", "delivered")}
+        lists = ("round", "delivered", "left_out")
+        named = {k: v for k, v in self._asdict().items() if k not in lists}
         named["delivered"] = len(self.delivered)
         return {f"uplink-{name.replace('_', '-')}": value for name, value in named.items()}
 
@@ -116,6 +119,7 @@ class WirelessStrategy(Strategy):
         self._uplink: Uplink | None = None
         self._grid: Grid | None = None
         self._model: ArrayRecord | None = None
+        self._asked: set[int] = set()
         self._previous: Tensor | None = None  # g_{t-1}: [D]
 
     @property
@@ -158,7 +162,8 @@ class WirelessStrategy(Strategy):
     ) -> Iterable[Message]:
         """As the wrapped strategy does."""
         self._grid, self._model = grid, arrays
-        messages: Iterable[Message] = self.inner.configure_train(server_round, arrays, config, grid)
+        messages = list(self.inner.configure_train(server_round, arrays, config, grid))
+        self._asked = {message.metadata.dst_node_id for message in messages}
         return messages
 
     def aggregate_train(
@@ -167,11 +172,18 @@ class WirelessStrategy(Strategy):
         """Play the uploads, then let the wrapped strategy average what arrived."""
         every = list(replies)
         failed = [reply for reply in every if reply.has_error()]
+        problems = _silent(every, self._asked)
         placed, refused = self._place([reply for reply in every if not reply.has_error()])
+        problems += refused
         inner, known = self._gram(placed)
         played = self._play(server_round - 1, placed, inner, known)
         arrived = [r for r in placed if r.finite and played.delivered[r.client]]
-        report = self._report(server_round, placed, arrived, played, refused)
+        problems += [
+            f"client {r.client}: its numbers are not finite" for r in placed if not r.finite
+        ]
+        for problem in problems:
+            log.warning("round %d, %s", server_round, problem)
+        report = self._report(server_round, placed, arrived, played, len(refused), problems)
         self.history.append(report)
         arrays, metrics = None, None
         if arrived:
@@ -199,32 +211,42 @@ class WirelessStrategy(Strategy):
 
     # --- replies --------------------------------------------------------------------------------
 
-    def _place(self, replies: list[Message]) -> tuple[list[_Reply], int]:
+    def _place(self, replies: list[Message]) -> tuple[list[_Reply], list[str]]:
         """Replies by partition; the mod's report is taken out. Who cannot be placed is refused."""
         placed: dict[int, _Reply] = {}
         problems = []
-        for reply in replies:
+        reports = [reply.content.pop(REPORT, None) for reply in replies]
+        if replies and not any(isinstance(report, ConfigRecord) for report in reports):
+            raise UserError(
+                "no reply can be placed: no report; does the ClientApp have mods=[UplinkMod()]?"
+            )
+        # Arrays unlike the model are the app's own business, unless others are like it.
+        alike = [self._update(reply) is not None for reply in replies]
+        for reply, report, like_model in zip(replies, reports, alike, strict=True):
             content = reply.content
-            report = content.pop(REPORT, None)
             try:
                 if not isinstance(report, ConfigRecord):
                     raise ValueError("no report: does its ClientApp have mods=[UplinkMod()]?")
+                if any(alike) and not like_model:
+                    raise ValueError("its arrays are not shaped like the model")
                 client = whole(report, PARTITION)
                 if not 0 <= client < self.config.learning.clients:
                     raise ValueError(f"partition id {client} is not below learning.clients")
                 if client in placed:
                     raise ValueError(f"a second reply for partition id {client}")
-                finite = all_finite(content)
+                finite = all_finite(content) and self._norm(reply) <= MAX_NORM
                 if finite:
                     self._check_norm(reply, report)
                 bits = self._payload_bits or payload_bits(content)
                 placed[client] = _Reply(reply, client, bits, finite)
             except ValueError as error:
-                problems.append(str(error))
-                log.warning("reply of node %d refused: %s", reply.metadata.src_node_id, error)
-        if problems and not placed:
-            raise UserError(f"no reply can be placed: {problems[0]}.")
-        return [placed[client] for client in sorted(placed)], len(problems)
+                problems.append(f"node {reply.metadata.src_node_id}: reply refused, {error}")
+        return [placed[client] for client in sorted(placed)], problems
+
+    def _norm(self, reply: Message) -> float:
+        """Of the update of a reply that is shaped like the model, 0 for others."""
+        vector = self._update(reply)
+        return 0.0 if vector is None else float(torch.linalg.vector_norm(vector.double()))
 
     def _check_norm(self, reply: Message, report: ConfigRecord) -> None:
         """The update must be as long as its client said."""
@@ -346,6 +368,7 @@ class WirelessStrategy(Strategy):
         arrived: list[_Reply],
         played: _Slots,
         refused: int,
+        problems: list[str],
     ) -> RoundReport:
         everything = sum(r.bits for r in placed)
         sent = everything if played.bits is None else float(played.bits.sum())
@@ -362,7 +385,19 @@ class WirelessStrategy(Strategy):
             not_finite=sum(not r.finite for r in placed),
             refused=refused,
             exchanges=played.exchanges if self.decide == "client" else 0,
+            left_out=tuple(problems),
         )
+
+
+def _silent(replies: list[Message], asked: set[int]) -> list[str]:
+    """Nodes that were asked and sent an error, or nothing at all."""
+    lines = [
+        f"node {reply.metadata.src_node_id}: error, {' '.join(reply.error.reason.split())[:200]}"
+        for reply in replies
+        if reply.has_error()
+    ]
+    gone = asked - {reply.metadata.src_node_id for reply in replies}
+    return lines + [f"node {node}: no reply" for node in sorted(gone)]
 
 
 class _Slots(NamedTuple):
