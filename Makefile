@@ -1,6 +1,7 @@
 # make demo   what the tool does, in pictures
 # make test   everything CI checks
-# Both set themselves up: a virtual environment in .venv and the install.
+# Both set themselves up: a virtual environment in .venv and the install. The tests need the
+# extras too (Flower, Ray, BenchMARL), which the demo does without.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -12,10 +13,10 @@ demo: .venv/installed
 	$(BIN)/fedfade replay runs/demo --policy shortest-remaining-first --round 7 --out runs/demo/round.png
 
 # One thread a process: two test processes share the cores.
-test: .venv/installed lint
+test: .venv/tools lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-lint: .venv/installed
+lint: .venv/tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -24,7 +25,11 @@ lint: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+.venv/tools: .venv/installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,flower,ray,peers]"
 	touch $@
 
 clean:
