@@ -35,18 +35,18 @@ app = typer.Typer(
     context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
 )
 
-app.add_typer(bench.app, name="bench")
-app.add_typer(channel.app, name="channel")
-app.command()(compare)
-app.command()(replay)
-app.command()(data)
-app.command()(learn)
-app.command()(bound)
-app.command()(partition)
-app.command()(train)
-app.command()(sweep)
-app.command()(export)
-app.command()(verify)
+app.command(short_help="Compare policies: who wins, and why.")(compare)
+app.command(short_help="Draw one round of a comparison, slot by slot.")(replay)
+app.command(short_help="Train QMIX agents on the uplink.")(train)
+app.command(short_help="Write trained agents as ONNX, one per client.")(export)
+app.command(short_help="Run many configurations.")(sweep)
+app.command(short_help="Check a finished run: same numbers again?")(verify)
+app.add_typer(channel.app, name="channel", short_help="Draw, show and import channel gains.")
+app.command(short_help="Train with perfect uploads.")(learn)
+app.command(short_help="Deal samples to clients, and draw it.")(partition)
+app.command(short_help="Measure the convergence bound along a run.")(bound)
+app.command(short_help="Get a data set ready.")(data)
+app.add_typer(bench.app, name="bench", short_help="Measure speed on this machine.")
 
 
 @app.callback(invoke_without_command=True)
@@ -59,7 +59,7 @@ def root(
         raise typer.Exit()
 
 
-@app.command()
+@app.command(short_help="List the presets.")
 def presets() -> None:
     """List the presets shipped with the package."""
     table = Table("preset", "what it is", box=None)
@@ -68,7 +68,7 @@ def presets() -> None:
     Console().print(table)
 
 
-@app.command()
+@app.command(short_help="Print the full configuration.")
 def config(
     preset: PresetArgument,
     overrides: SetOption = None,
