@@ -104,3 +104,15 @@ def flower(
     from fedfade.bench.flower import measure
 
     report(measure(rounds), json)
+
+
+@app.command()
+def soak(
+    json: JsonOption = False,
+    rounds: Annotated[int, typer.Option(min=50, help="federated rounds")] = 2000,
+    batches: Annotated[int, typer.Option(min=50, help="batches of training episodes")] = 2000,
+) -> None:
+    """Memory along a long comparison and a long training of small size: it must stay flat."""
+    from fedfade.bench.soak import measure
+
+    report(measure(rounds, batches), json)
