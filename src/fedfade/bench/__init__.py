@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
+import statistics
+import time
+from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["machine"]
+__all__ = ["machine", "median_cpu_ms"]
 
 
 def machine() -> dict[str, object]:
@@ -39,3 +42,14 @@ def _cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+def median_cpu_ms(work: Callable[[], object], repeats: int) -> float:
+    """Median CPU milliseconds of a call, after one to warm up."""
+    work()
+    times = []
+    for _ in range(repeats):
+        start = time.process_time()
+        work()
+        times.append(time.process_time() - start)
+    return 1e3 * statistics.median(times)

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import importlib.util
 import resource
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fedfade.bench import machine
+from fedfade.bench import machine, median_cpu_ms
 from fedfade.config import CellConfig, RadioConfig
 from fedfade.radio import Cell, Channel
 
@@ -53,9 +51,9 @@ def _ours(repeats: int, clusters: int) -> dict[str, object]:
     centre = radio.model_copy(update={"subband_gain": "centre"})
     standard = radio.model_copy(update={"cluster_draw": "tr38901"})
     return {
-        "ms_per_client_round": _median_ms(batch(radio), repeats) / client_rounds,
-        "ms_per_client_round_centre": _median_ms(batch(centre), repeats) / client_rounds,
-        "ms_per_client_round_tr38901": _median_ms(batch(standard), repeats) / client_rounds,
+        "ms_per_client_round": median_cpu_ms(batch(radio), repeats) / client_rounds,
+        "ms_per_client_round_centre": median_cpu_ms(batch(centre), repeats) / client_rounds,
+        "ms_per_client_round_tr38901": median_cpu_ms(batch(standard), repeats) / client_rounds,
         "memory_mb": memory,
         "client_rounds": client_rounds,
         "slots": radio.slots,
@@ -87,7 +85,7 @@ def _sionna(repeats: int) -> dict[str, object]:
     batch()
     return {
         "sionna": sionna.__version__,
-        "sionna_ms_per_client_round": _median_ms(batch, repeats) / client_rounds,
+        "sionna_ms_per_client_round": median_cpu_ms(batch, repeats) / client_rounds,
         "sionna_client_rounds": client_rounds,
         "sionna_clusters": 19,
     }
@@ -125,17 +123,6 @@ def _sionna_model(radio: RadioConfig, client_rounds: int) -> Any:
     indoors = torch.zeros(client_rounds, 1, dtype=torch.bool)
     model.set_topology(client, base, flat, flat, velocity, indoors, los=False)
     return model
-
-
-def _median_ms(work: Callable[[], object], repeats: int) -> float:
-    """Median CPU time of one call, after a call to warm up."""
-    work()
-    times = []
-    for _ in range(repeats):
-        start = time.process_time()
-        work()
-        times.append(time.process_time() - start)
-    return 1e3 * statistics.median(times)
 
 
 def _peak_mb() -> float:

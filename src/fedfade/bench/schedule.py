@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import statistics
-import time
-from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from fedfade.allocation import max_sum_rate, sum_rate_nats
-from fedfade.bench import machine
+from fedfade.bench import machine, median_cpu_ms
 from fedfade.randomness import fold, normal, stream, uniform
 
 SLOTS = 250
@@ -26,13 +23,13 @@ def measure(repeats: int = 5) -> dict[str, object]:
     times = []
     for snr_db in SNRS_DB:
         received = _instances(snr_db, 10, 4)
-        times.append(_cpu_ms(partial(max_sum_rate, received, 1.0), repeats) / SLOTS)
+        times.append(median_cpu_ms(partial(max_sum_rate, received, 1.0), repeats) / SLOTS)
         figures[f"ms_per_slot_at_{snr_db:.0f}_db"] = times[-1]
     # The headline is the slowest of them: weak clients, where sub-bands may be shared.
     figures["ms_per_slot"] = max(times)
     small = _instances(0.0, 5, 3)
-    exact = _cpu_ms(partial(max_sum_rate, small, 1.0), repeats) / SLOTS
-    brute = _cpu_ms(partial(_enumerate, small[:25]), repeats) / 25
+    exact = median_cpu_ms(partial(max_sum_rate, small, 1.0), repeats) / SLOTS
+    brute = median_cpu_ms(partial(_enumerate, small[:25]), repeats) / 25
     figures["ms_per_slot_n5_c3"] = exact
     figures["ms_per_slot_n5_c3_enumerated"] = brute
     figures["ratio_to_enumeration_n5_c3"] = exact / brute
@@ -54,14 +51,3 @@ def _enumerate(received: Tensor) -> Tensor:
     every = torch.tensor(list(itertools.product(range(-1, bands), repeat=clients)))
     rates = [sum_rate_nats(slot[None], every).max() for slot in received]
     return torch.stack(rates)
-
-
-def _cpu_ms(work: Callable[[], object], repeats: int) -> float:
-    """Median CPU milliseconds of a call, the first one not counted."""
-    work()
-    times = []
-    for _ in range(repeats):
-        start = time.process_time()
-        work()
-        times.append(time.process_time() - start)
-    return 1e3 * statistics.median(times)
