@@ -119,6 +119,14 @@ def test_feedback_gives_a_freed_sub_band_to_the_next(make_round) -> None:
     assert (sending.sum(-1) <= scenario.bands).all()
 
 
+@pytest.mark.parametrize("name", ["block-fading-schedule", "shortest-remaining-first"])
+def test_equal_clients_take_turns(name: str, make_round) -> None:
+    """On a ring, five rounds of four sub-bands serve each of ten clients twice."""
+    scenario, round_ = make_round(20, 0, episodes=5)  # episode number = round number
+    outcome = play_round(load_policy(name), scenario, round_, torch.arange(5))
+    assert outcome.delivered.sum(0).tolist() == [2] * 10
+
+
 def test_bits_add_up(make_round) -> None:
     scenario, round_ = make_round(20, 5, episodes=4)
     outcome = play_round(load_policy("max-sum-rate"), scenario, round_, torch.arange(4), True)

@@ -18,7 +18,6 @@ is who shares which sub-band: a best partition of clients, found in three steps.
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -30,7 +29,7 @@ from fedfade.radio.link import sinr
 from fedfade.uplink import Action
 
 EXACT_CLIENTS = 12
-_BLOCK = 32
+_BLOCK = 64
 """Slots solved at a time in step 2: their tables stay in the processor's cache."""
 
 
@@ -78,18 +77,16 @@ def sum_rate_nats(snr: Tensor, band: Tensor) -> Tensor:
 # batch lies innermost so that looking up subsets copies whole rows.
 
 
-@lru_cache(maxsize=4)
-def _splits(clients: int, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """For each size k: the subsets [m] of k clients, their parts [m * 2^k] and the rests."""
-    groups = []
-    for size in range(clients + 1):
-        groups_of = list(combinations(range(clients), size))
-        weights = 1 << torch.tensor(groups_of, dtype=torch.int64).reshape(len(groups_of), size)
-        bits = (torch.arange(1 << size)[:, None] >> torch.arange(size)) & 1  # [2^k, k]
-        whole, part = weights.sum(-1), (weights[:, None, :] * bits).sum(-1)
-        rest = whole[:, None] ^ part
-        groups.append((whole.to(device), part.flatten().to(device), rest.flatten().to(device)))
-    return groups
+@lru_cache(maxsize=8)
+def _disjoint_pairs(count: int, device: torch.device) -> tuple[Tensor, Tensor, list[int]]:
+    """All pairs of disjoint subsets of `count` clients, by union: firsts, seconds, group sizes."""
+    first, second, sizes = [], [], []
+    for union in range(1 << count):
+        parts = [part for part in range(union + 1) if part & union == part]
+        first += parts
+        second += [union ^ part for part in parts]
+        sizes.append(len(parts))
+    return torch.tensor(first, device=device), torch.tensor(second, device=device), sizes
 
 
 def _halves(table: Tensor, client: int) -> tuple[Tensor, Tensor]:
@@ -127,12 +124,26 @@ def _allow_silence(value: Tensor, clients: int) -> Tensor:
 
 
 def _max_plus(one: Tensor, other: Tensor, clients: int) -> Tensor:
-    """The most two sides carry for each subset S: max over A within S of one[A] + other[S - A]."""
-    best = torch.empty_like(one)
-    for whole, part, rest in _splits(clients, one.device):
-        both = one.index_select(0, part).add_(other.index_select(0, rest))
-        best[whole] = both.view(len(whole), -1, one.shape[1]).amax(1)
-    return best
+    """The most two sides carry for each subset S: max over A within S of one[A] + other[S - A].
+
+    Clients are split in halves. For the upper half all 3^(N/2) pairs of disjoint subsets lie side
+    by side; the lower half's are gone through one by one, each a single operation on them all.
+    """
+    low = clients // 2
+    first, second, sizes = _disjoint_pairs(clients - low, one.device)
+    shape = (1 << (clients - low), 1 << low, one.shape[1])
+    left = one.view(shape).transpose(0, 1).index_select(1, first)  # [lower, pair, batch]
+    right = other.view(shape).transpose(0, 1).index_select(1, second)
+    best, sum_ = torch.empty_like(left), torch.empty_like(left[0])
+    for whole in range(1 << low):
+        torch.add(left[0], right[whole], out=best[whole])
+        part = whole
+        while part:
+            torch.add(left[part], right[whole ^ part], out=sum_)
+            torch.maximum(best[whole], sum_, out=best[whole])
+            part = (part - 1) & whole
+    unions = [pairs.amax(1) for pairs in torch.split(best, sizes, dim=1)]
+    return torch.stack(unions).view(-1, one.shape[1])
 
 
 def _best_within(score: Tensor, allowed: Tensor) -> Tensor:

@@ -39,9 +39,16 @@ def expected_slots(view: View) -> Tensor:
     return view.remaining_bits / bits_per_slot.clamp(min=torch.finfo(torch.float32).tiny)
 
 
-def shortest_first(slots: Tensor) -> Tensor:
-    """Clients in order of expected slots, equal ones by number: [episode, client]."""
-    return slots.argsort(dim=-1, stable=True)
+def shortest_first(view: View, slots: Tensor) -> Tensor:
+    """Clients in order of expected slots: [episode, client].
+
+    Among equals the turn moves on by as many clients as there are sub-bands every round, which
+    everybody can work out, so that on a ring not always the same ones are served.
+    """
+    number = torch.arange(view.scenario.clients, device=slots.device)
+    passed = (view.round_index.long() * view.scenario.bands)[:, None]
+    by_turn = ((number - passed) % view.scenario.clients).argsort(-1)
+    return by_turn.gather(-1, slots.gather(-1, by_turn).argsort(dim=-1, stable=True))
 
 
 MARGIN = 1.1
@@ -60,7 +67,7 @@ class Timetable:
 def block_fading_timetable(view: View) -> Timetable:
     """Fill the sub-bands shortest client first; the next one follows at the expected end."""
     slots = expected_slots(view)
-    order = shortest_first(slots)
+    order = shortest_first(view, slots)
     free = torch.zeros(len(slots), view.scenario.bands, device=slots.device)  # when a band is free
     band, start = torch.zeros_like(order), torch.zeros_like(slots)
     for place in range(view.scenario.clients):
@@ -116,7 +123,7 @@ class FinishFeedbackSchedule:
 
     def begin(self, view: View) -> Queue:
         """Everybody waits in order of expected time."""
-        order = shortest_first(expected_slots(view))
+        order = shortest_first(view, expected_slots(view))
         return Queue(order, torch.full_like(order, -1), order.new_zeros(len(order)))
 
     def act(self, view: View, memory: Queue) -> Action:
@@ -149,7 +156,7 @@ class ShortestRemainingFirst:
         """As many clients as there are sub-bands, assigned for the greatest sum rate."""
         scenario = view.scenario
         slots = expected_slots(view).masked_fill(~view.active, torch.inf)
-        chosen = shortest_first(slots)[:, : scenario.bands]  # [episode, place]
+        chosen = shortest_first(view, slots)[:, : scenario.bands]  # [episode, place]
         rows = chosen[..., None].expand(-1, -1, scenario.bands)
         place_band, _ = assign(torch.log1p(view.received_snr.gather(1, rows)))
         band = torch.full_like(view.active, -1, dtype=torch.int64).scatter(1, chosen, place_band)
