@@ -212,7 +212,7 @@ class Comparison:
             while at.rounds < self.config.run.rounds:
                 after, new_rows, inner = self.play(at, progress)
                 rows += new_rows
-                grams.append(inner)
+                grams[at.rounds] = inner
                 at = after  # one assignment: an interrupt finds a whole number of rounds done
                 if time.monotonic() - saved >= self.config.run.checkpoint_s:
                     self._save(folder, at, rows, grams)
@@ -354,19 +354,23 @@ class Comparison:
 
     # --- stopping and going on ------------------------------------------------------------------
 
-    def _save(self, folder: RunFolder, at: Reached, rows: list[Row], grams: list[Tensor]) -> None:
+    def _save(self, folder: RunFolder, at: Reached, rows: list[Row], grams: Tensor) -> None:
         # Metrics first: rows of rounds the checkpoint does not know are dropped on resuming.
         write_rows(folder.metrics, (row for row in rows if row.round < at.rounds))
         tensors = {field.name: getattr(at.state, field.name) for field in fields(at.state)}
         tensors |= {"uploads": at.uploads}
         if at.rounds:
-            tensors |= {"grams": torch.stack(grams[: at.rounds])}
+            tensors |= {"grams": grams[: at.rounds]}
         folder.save_checkpoint(at.rounds, tensors)
 
-    def _resume(self, folder: RunFolder) -> tuple[list[Row], list[Tensor], Reached]:
+    def _resume(self, folder: RunFolder) -> tuple[list[Row], Tensor, Reached]:
         stored, start = folder.load_checkpoint(), self.start()
+        runs, clients = start.uploads.shape
+        # One block for all rounds: a small tensor kept from each would hold on to the memory
+        # that the large ones around it leave behind.
+        grams = torch.empty(self.config.run.rounds, runs, clients, clients)
         if stored is None:
-            return [], [], start
+            return [], grams, start
         done, tensors = stored
         self._check_checkpoint(folder, done, tensors, start)
         rows = [row for row in read_rows(folder.metrics) if row.round < done]
@@ -374,11 +378,9 @@ class Comparison:
         state = ServerState(
             **{field.name: tensors[field.name].to(self.device) for field in fields(ServerState)}
         )
-        return (
-            rows,
-            list(tensors["grams"]) if done else [],
-            Reached(done, state, tensors["uploads"]),
-        )
+        if done:
+            grams[:done] = tensors["grams"]
+        return rows, grams, Reached(done, state, tensors["uploads"])
 
     def _check_checkpoint(
         self, folder: RunFolder, done: int, tensors: dict[str, Tensor], start: Reached
@@ -394,12 +396,12 @@ class Comparison:
         if found != shapes or done > self.config.run.rounds:
             raise folder.damaged()
 
-    def _write_gradients(self, folder: Path, grams: list[Tensor]) -> None:
+    def _write_gradients(self, folder: Path, grams: Tensor) -> None:
         """The Gram matrices of the run: `replay` and quick training read them."""
         write_npz(
             folder / "gradients.npz",
             {
-                "inner": torch.stack(grams, dim=1).numpy(),  # [run, round, client, client]
+                "inner": grams.transpose(0, 1).numpy(),  # [run, round, client, client]
                 "seed": np.array(self.runs.seed_of_run),
                 "policy": np.array(self.runs.policies * len(self.runs.seeds)),
                 "payload_bits": np.array(self.uplink.scenario.payload_bits),
