@@ -43,7 +43,7 @@ def test_imports_follow_the_data() -> None:
 
 
 def test_the_ground_floor_stands_alone() -> None:
-    ground = {"config", "randomness", "storage", "errors", "dotted", "device"}
+    ground = {"config", "randomness", "storage", "errors", "dotted", "device", "graphs"}
     for name in ground:
         inner = {n.split(".")[1] for n in imported(ROOT / f"{name}.py") if n.startswith("fedfade.")}
         assert inner <= ground
