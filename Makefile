@@ -1,12 +1,13 @@
 # make demo   what the tool does, in pictures
 # make test   everything CI checks
+# make kill, fuzz, soak   the long tests of docs/reliability.md
 # Both set themselves up: a virtual environment in .venv and the install. The tests need the
 # extras too (Flower, Ray, BenchMARL), which the demo does without.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint kill fuzz soak clean
 
 demo: .venv/installed
 	$(BIN)/fedfade compare quickstart --out runs/demo
@@ -20,6 +21,18 @@ lint: .venv/tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# What docs/reliability.md counts: fifty kills of each command, an hour of fuzzing, memory over time.
+kill: .venv/tools
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.reliability.kills --kills 50
+
+SECONDS_EACH ?= 240
+fuzz: .venv/tools
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[fuzz]"
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.reliability.fuzz --seconds $(SECONDS_EACH)
+
+soak: .venv/installed
+	$(BIN)/fedfade bench soak
 
 # torch first and by exact version: a range would fetch the CUDA build where there is no GPU.
 .venv/installed: pyproject.toml constraints.txt

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,43 @@ def test_a_model_that_explodes_is_reported_not_raised(tmp_path: Path) -> None:
     rows, _ = run(config, tmp_path, lambda updates, number: None)
     assert sum(row.not_finite for row in rows) > 0
     assert "were left out" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_every_string_in_the_report_is_escaped(config: Config, tmp_path: Path) -> None:
+    """Names and values as a stranger's folder may hold them, and nothing is loaded from outside."""
+    evil = "<script src=//x>'\"&</script>"
+    rows, _ = run(
+        config, tmp_path, lambda updates, number: updates.parameters[0, 0].fill_(math.nan)
+    )
+    rows = [row._replace(policy=evil if row.policy == "perfect" else row.policy) for row in rows]
+    rows = [row._replace(policy="<i>" if row.policy != evil else evil) for row in rows]
+    learning = config.learning.model_copy(update={"data": evil})
+    changed = config.model_copy(update={"learning": learning})
+    folder = tmp_path / "run"
+    (folder / "config.yaml").write_text(f"# {evil}\n")
+    names = ["fedfade", "commit", "torch", "device", "started", "command"]
+    record = dict.fromkeys(names, evil) | {"scopes": {"<i>": evil}}
+    page = write_report(folder, changed, record, rows).read_text()
+    assert "<script" not in page
+    assert "<i>" not in page
+    assert page.count("&lt;script") >= len(names) + 4
+    parser = Tags()
+    parser.feed(page)
+    assert not parser.names & {"script", "link", "iframe", "object", "embed", "base", "form"}
+    assert all(value.startswith("data:image/png;base64,") for value in parser.sources)
+
+
+class Tags(HTMLParser):
+    """What a browser would see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.sources: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.names.add(tag)
+        self.sources += [v or "" for name, v in attributes if name in ("src", "href", "onload")]
 
 
 NUMBERS = st.one_of(

@@ -1,5 +1,11 @@
 """A fading uplink under Flower: wrap a strategy, add a client mod."""
 
+import os
+
+# Before Flower is imported, where it has not been: nobody is told who runs what.
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
 from fedfade.flower.mod import UplinkMod
 from fedfade.flower.policies import choose_policy
 from fedfade.flower.strategy import RoundReport, WirelessStrategy
