@@ -520,9 +520,9 @@ def _number_or_text(text: str) -> float | str:
 def _first_fault(error: ValidationError) -> str:
     """The first fault as the standard sentence."""
     fault = error.errors(include_url=False)[0]
-    place = [str(part) for part in fault["loc"] if not _is_union_tag(part)]
     if fault["type"] == "extra_forbidden":
-        return _unknown_key(place)
+        return _unknown_key([str(part) for part in fault["loc"]])
+    place = [str(part) for part in fault["loc"] if not _is_union_tag(part)]
     return str(not_allowed(".".join(place), fault.get("input"), _allowed(fault)))
 
 

@@ -56,6 +56,7 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
             "genie",
         ]
     ),
+    "allocation.checkpoint": st.none(),
     "qmix.gradients": st.sampled_from(["synthetic", "learning"]),
     "run.device": st.just("cpu"),
 }
@@ -101,6 +102,8 @@ def _value(kind: Any, limits: list[Any], cut: int | None) -> st.SearchStrategy[A
         return st.integers(found.get("ge", 1), min(high, cut or 10**6) - ("lt" in found))
     if kind is float:
         return _floats(found)
+    if not get_args(kind):
+        raise TypeError(f"say in CHOSEN what to draw for a field of type {kind}")
     return st.one_of(*(_annotated(part, cut) for part in get_args(kind)))  # a union
 
 

@@ -80,8 +80,8 @@ class Scenario:
 
 
 def compare_words(folder: Path) -> list[str]:
-    """Thirty rounds of four policies, saved after each."""
-    changes = overrides([*TINY, "run.rounds=30"])
+    """Fifteen rounds of four policies, saved after each."""
+    changes = overrides([*TINY, "run.rounds=15"])
     policies = "random,max-sum-rate,perfect,genie"
     return ["compare", "paper", "--policies", policies, "--out", str(folder), *changes]
 
@@ -140,7 +140,7 @@ def train_readable(folder: Path) -> None:
 
 def sweep_words(folder: Path) -> list[str]:
     """Two points on two processes."""
-    settings = dict(change.split("=") for change in [*TINY, "run.rounds=40", "run.checkpoint_s=0"])
+    settings = dict(change.split("=") for change in [*TINY, "run.rounds=16", "run.checkpoint_s=0"])
     settings["allocation.policies"] = "[random, perfect]"
     file = folder.parent / "points.yaml"
     inside = ", ".join(
