@@ -30,7 +30,9 @@ def record(work: Work, changed: Iterable[Tensor], device: torch.device) -> Work:
 
     >>> total = torch.zeros(())
     >>> add = record(lambda: total.add_(1.0), [total], total.device)
-    >>> add(); add(); total.item()
+    >>> for _ in range(2):
+    ...     _ = add()
+    >>> total.item()
     2.0
     """
     if device.type != "cuda":
