@@ -68,8 +68,10 @@ class ScalarWriter:
 
     def __init__(self, folder: Path, first_step: int = 0) -> None:
         make_folder(folder)
-        now = time.time()
-        name = f"events.out.tfevents.{int(now)}.{socket.gethostname()}.{time.time_ns() % 10**9}"
+        # Readers take files in the order of their names: nanoseconds with all their zeros, so that
+        # a training resumed within the second comes after what it continues.
+        seconds, fraction = divmod(time.time_ns(), 10**9)
+        name = f"events.out.tfevents.{seconds}.{fraction:09d}.{socket.gethostname()}"
         self._path = folder / name
         try:
             self._file: IO[bytes] = self._path.open("wb", buffering=0)
