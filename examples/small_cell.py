@@ -38,6 +38,7 @@ def main() -> None:
     """Train, count, draw."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--out", type=Path, default=Path("runs/small-cell"))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--set", action="append", default=[], help="e.g. qmix.mixer=vdn")
@@ -46,7 +47,7 @@ def main() -> None:
     names = ("random", "max-sum-rate", "block-fading-schedule")
     print("seed    qmix", *names, sep="  ")  # noqa: T201
     curves = []
-    for seed in range(arguments.seeds):
+    for seed in range(arguments.first, arguments.first + arguments.seeds):
         config = load_config("small-cell", [f"run.seed={seed}", "run.device=cpu", *arguments.set])
         folder = arguments.out / f"seed-{seed}"
         train(config, folder)
@@ -54,16 +55,16 @@ def main() -> None:
         counts = [uploads(policy, config, UNSEEN + seed) for policy in policies]
         print(f"{seed:4d}", *(f"{count:6.2f}" for count in counts), sep="  ", flush=True)  # noqa: T201
         curves.append(saved_curve(folder))
-    draw(curves, arguments.out / "curves.png")
+    draw(curves, arguments.first, arguments.out / "curves.png")
 
 
-def draw(curves: list, path: Path) -> None:
+def draw(curves: list, first: int, path: Path) -> None:
     """Uploads per round while training, a line a seed."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     axes = figure.subplots()
-    for seed, curve in enumerate(curves):
+    for seed, curve in enumerate(curves, first):
         table = np.array(curve)
         axes.plot(table[:, 0], smoothed(table[:, 2]), label=f"seed {seed}", linewidth=1.3)
     table = np.array(curves[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 
@@ -21,7 +22,7 @@ def measure(repeats: int = 40, threads: int = 2, peers: bool = True) -> dict[str
 
     `floor_fraction` is the time of the bare matrix products of one update, forward and backward,
     over the time of the update; both are taken in turns, so a busy machine disturbs them alike.
-    Times are the fastest of the repeats: what a machine does when nothing else disturbs it.
+    Times are medians of the repeats; other work on the same cores shows in them.
     """
     torch.set_num_threads(threads)
     config = load_config("paper", ["qmix.gradients=synthetic", "run.device=cpu"])
@@ -34,7 +35,7 @@ def measure(repeats: int = 40, threads: int = 2, peers: bool = True) -> dict[str
         floors.append(_seconds(floor))
         updates.append(_seconds(engine.update))
         slots += [_seconds(engine.step) for _ in range(3)]
-    update_s, floor_s, slot_s = min(updates), min(floors), min(slots)
+    update_s, floor_s, slot_s = map(statistics.median, (updates, floors, slots))
     qmix = config.qmix
     batches = EPISODES // qmix.parallel_episodes
     seconds = UPDATES * update_s + batches * (config.radio.slots * slot_s + prepare_s)
@@ -80,7 +81,7 @@ def _fill(trainer: Trainer, updates: int) -> float:
     trainer.replay.draw_ahead(trainer.updates, warm_up + updates, trainer.config.qmix.batch_size)
     for _ in range(warm_up):
         trainer.engine().update()
-    return min(times)
+    return statistics.median(times)
 
 
 def _layers(trainer: Trainer) -> list[tuple[Tensor, Tensor, Tensor]]:

@@ -246,12 +246,3 @@ def _lane_bars(
                 edgecolor="#777777" if hatch else colour_,
                 linewidth=0,
             )
-
-
-def render_pixels(figure: Figure) -> np.ndarray:
-    """A figure as pixels: [height, width, 3] uint8."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    canvas: Any = FigureCanvasAgg(figure)
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
