@@ -6,8 +6,8 @@ from fedfade.allocation.max_sum_rate import max_sum_rate, sum_rate_nats
 from fedfade.allocation.play import History, Outcome, play_round
 from fedfade.allocation.policy import Policy, Scope, View, full_power, gradient_aware
 from fedfade.allocation.registry import BUILT_IN, GENIE, PERFECT, load_policy, policy_names
-from fedfade.allocation.schedules import ergodic_rate
 from fedfade.uplink import Action
+from fedfade.uplink.plan import ergodic_rate
 
 __all__ = [
     "BUILT_IN",
