@@ -30,7 +30,16 @@ MAX_PRESET_BYTES = 100_000
 Precision = Literal["fp32", "tf32", "bf16"]
 
 ObservationPart = Literal[
-    "alphas", "fading", "remaining", "slots_left", "deviation", "round", "finished"
+    "alphas",
+    "fading",
+    "remaining",
+    "slots_left",
+    "deviation",
+    "round",
+    "finished",
+    "others_fading",
+    "schedule",
+    "time_to_finish",
 ]
 
 # Bounds are wider than anything sensible and narrow enough that no power, rate or time leaves
@@ -263,6 +272,9 @@ class AllocationConfig(_Branch):
         ["alphas", "fading", "remaining", "slots_left", "deviation", "round"],
         min_length=1,
         description="parts of an agent's observation, in order",
+    )
+    csi_delay_slots: int = Field(
+        0, ge=0, le=100_000, description="age of what `others_fading` shows; 0 dB before that"
     )
     hide: list[Literal["gradient", "fading"]] = Field(
         [], description="ablation: these observations are set to 1 in training and test"

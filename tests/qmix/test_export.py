@@ -4,17 +4,18 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
 
-from fedfade.config import load_config
+from fedfade.config import ObservationPart, load_config
 from fedfade.qmix import Trainer, train
-from fedfade.qmix.export import export_agents
+from fedfade.qmix.export import export_agents, normalisation
 from fedfade.qmix.scalars import ScalarWriter
-from fedfade.uplink import observe, start_round
+from fedfade.uplink import observation_width, observe, scenario_from_config, start_round
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +83,18 @@ def test_normalisation_rebuilds_the_observation(trained: tuple[Path, Trainer], t
         scaled = (quantity[part["name"]] - part["subtract"]) / part["divide"]
         found[part["first"] : part["stop"]] = scaled.clamp(part["low"], part["high"])
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_normalisation_of_every_part() -> None:
+    """A device is told about whatever an agent may have been trained on."""
+    parts = get_args(ObservationPart)
+    config = load_config("paper", [f"allocation.observe=[{', '.join(parts)}]"])
+    inputs = normalisation(config)["inputs"]
+    assert [part["name"] for part in inputs] == list(parts)
+    assert inputs[-1]["stop"] == observation_width(scenario_from_config(config, 1.0))
+    hidden = config.allocation.model_copy(update={"hide": ["fading"]})
+    inputs = normalisation(config.model_copy(update={"allocation": hidden}))["inputs"]
+    assert {p["name"] for p in inputs if "constant" in p} == {"fading", "others_fading"}
 
 
 def test_tensorboard_reads_the_scalars(trained: tuple[Path, Trainer]) -> None:

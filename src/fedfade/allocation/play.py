@@ -54,7 +54,7 @@ def make_view(
         scenario=scenario,
         slot=slot,
         snr=round_.alpha * (scenario.full_power_w / scenario.noise_w),
-        fading=round_.fading[:, slot],
+        fading=known_fading(policy, round_, slot),
         remaining_bits=progress.remaining_bits,
         deviation=round_.deviation if aware else None,
         round_index=round_.number,
@@ -63,6 +63,15 @@ def make_view(
         inner=round_.inner if aware and policy.scope == "central" else None,
         keys=fold(keys, slot),
     )
+
+
+def known_fading(policy: Policy, round_: Round, slot: int) -> Tensor:
+    """The fading a policy goes by, as old as it says: [episode, client, band].
+
+    Nothing of a round is known before it begins, so what would be older shows the mean.
+    """
+    measured = slot - int(getattr(policy, "csi_delay_slots", 0))
+    return round_.fading[:, measured] if measured >= 0 else torch.ones_like(round_.fading[:, 0])
 
 
 @torch.no_grad()

@@ -6,7 +6,8 @@ episodes. Its `scope` says what it may know, and the view it is handed holds no 
     local      a client's own fading and own progress, and the large-scale gains of all, which
                the base station announces once a round
     feedback   the same, plus one bit a client and slot: who has finished
-    central    everything, including everybody's fading
+    csi        the same, plus everybody's fading, which the base station announces as well
+    central    everything
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from torch import Tensor
 from fedfade.errors import UserError
 from fedfade.uplink import Action, Scenario
 
-Scope = Literal["local", "feedback", "central"]
+Scope = Literal["local", "feedback", "csi", "central"]
 
 
 @dataclass(frozen=True)
 class View:
     """What a policy sees in a slot. Rows of `fading`, `remaining_bits`, `deviation` and
-    `observation` are private to their client unless the policy's scope is central."""
+    `observation` are private to their client unless the policy's scope is central; `csi` takes
+    that of its `fading`."""
 
     scenario: Scenario
     slot: int
@@ -59,8 +61,9 @@ class View:
 class Policy(Protocol):
     """What `fedfade compare` needs of a policy.
 
-    Two optional attributes: `gradient_aware = False` promises not to look at gradients, so that
-    many rounds can be played in one batch; `observes = True` asks for `view.observation`.
+    Optional attributes: `gradient_aware = False` promises not to look at gradients, so that
+    many rounds can be played in one batch; `observes = True` asks for `view.observation`;
+    `csi_delay_slots = k` gives it the fading of k slots ago in `view.fading`.
     """
 
     name: str

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, get_args
 
 from fedfade.allocation.max_individual_rate import MaxIndividualRate
 from fedfade.allocation.max_sum_rate import MaxSumRate
-from fedfade.allocation.policy import Policy
+from fedfade.allocation.policy import Policy, Scope
 from fedfade.allocation.random_band import RandomBand
 from fedfade.allocation.schedules import (
     BlockFadingSchedule,
@@ -45,11 +45,17 @@ def policy_names() -> list[str]:
 def load_policy(name: str) -> Policy:
     """A policy by built-in name, entry point of group `fedfade.policies`, or `module:factory`.
 
-    A dotted path is code of yours that will run.
+    A dotted path is code of yours that will run. `NAME@K` is a central policy that knows the
+    fading of K slots ago.
 
     >>> load_policy("random").scope
     'local'
+    >>> load_policy("shortest-remaining-first@5").csi_delay_slots
+    5
     """
+    base, at, age = name.rpartition("@")
+    if at:
+        return _with_old_csi(load_policy(base), name, age)
     if name in BUILT_IN:
         return BUILT_IN[name]()
     for entry in entry_points(group="fedfade.policies"):
@@ -70,6 +76,17 @@ def _checked(name: str, factory: Any) -> Policy:
             raise UserError(
                 f"policy {name!r} has no {member!r}: fedfade.allocation.Policy says what is needed."
             )
-    if policy.scope not in ("local", "feedback", "central"):
-        raise not_allowed(f"scope of policy {name!r}", policy.scope, "local, feedback or central")
+    scopes = get_args(Scope)
+    if policy.scope not in scopes:
+        raise not_allowed(f"scope of policy {name!r}", policy.scope, f"one of {', '.join(scopes)}")
+    return policy
+
+
+def _with_old_csi(policy: Policy, name: str, age: str) -> Policy:
+    if not (age.isdecimal() and len(age) <= 6):
+        raise not_allowed("policy", name, f"{policy.name}@K with a whole number of slots K")
+    if policy.scope not in ("csi", "central"):
+        raise not_allowed("policy", name, f"{policy.name}, which knows nobody else's fading")
+    policy.csi_delay_slots = int(age)  # type: ignore[attr-defined]
+    policy.name = name
     return policy

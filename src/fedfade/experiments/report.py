@@ -228,7 +228,8 @@ def _page(
 <p>{escape(verdict(rows, learning.clients))}</p>
 <table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table>
 <p class="quiet">Knows: what the policy may see (local: own fading and progress, everybody's
-large-scale gain; feedback: also who has finished; central: everything). Final test accuracy:
+large-scale gain; feedback: also who has finished; csi: also everybody's fading; central:
+everything). Final test accuracy:
 median over seeds and 10-90 % range. Uploads: clients that delivered in a round, mean. Empty:
 rounds in which nobody delivered and the model stayed. Wasted: bits of uploads that were not
 finished in time. Fairness: Jain's index of uploads per client, 1 = all equal. Mbit/s: sum rate,

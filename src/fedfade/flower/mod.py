@@ -62,7 +62,7 @@ class UplinkMod:
         config = config_from_tree(json.loads(text(question, "config")))
         payload = float(text(question, "payload-bits"))
         policy = self._choose(context, config)
-        if policy.scope == "central":
+        if policy.scope in ("csi", "central"):
             raise not_allowed("policy", policy.name, "local or feedback where clients decide")
         scenario = scenario_from_config(config, payload)
         with one_thread():

@@ -108,7 +108,8 @@ class WirelessStrategy(Strategy):
         self.policy = choose_policy(policy, uplink) if isinstance(policy, str) else policy
         if decide not in ("server", "client"):
             raise not_allowed("decide", decide, "server or client")
-        if decide == "client" and (self.policy is None or self.policy.scope == "central"):
+        everything = ("csi", "central")  # nobody tells a client the others' fading
+        if decide == "client" and (self.policy is None or self.policy.scope in everything):
             raise not_allowed("decide", decide, "server for a policy that needs to see everything")
         self.decide = decide
         self.local_s = local_s

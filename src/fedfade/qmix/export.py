@@ -118,10 +118,26 @@ def normalisation(config: Config) -> dict[str, Any]:
         ),
         "round": ("federated round, from 0", 0.0, config.run.rounds),
         "finished": ("1 for every client that has delivered, else 0", 0.0, 1.0),
+        "others_fading": (
+            f"small-scale gain of every client on every sub-band "
+            f"{config.allocation.csi_delay_slots} slots ago, dB; 0 before there is any",
+            0.0,
+            observation.FADING_SCALE_DB,
+        ),
+        "schedule": (
+            "own place in the block-fading schedule: 1 from its start on, 1 at its sub-band, "
+            f"rounds until its start (0 to {observation.PLAN_BOUND:g}), rounds until its expected "
+            f"end (within {observation.PLAN_BOUND:g}), rank / clients",
+            0.0,
+            1.0,
+        ),
+        "time_to_finish": ("rounds the bits left take at the own ergodic rate", 0.0, 1.0),
     }
-    hidden = {"fading": "fading", "deviation": "gradient"}
+    hidden = {"fading": "fading", "others_fading": "fading", "deviation": "gradient"}
+    faded = 10.0 * np.log10(observation.FADING_FLOOR) / observation.FADING_SCALE_DB
     lows = {
-        "fading": 10.0 * np.log10(observation.FADING_FLOOR) / observation.FADING_SCALE_DB,
+        "fading": faded,
+        "others_fading": faded,
         "deviation": np.log10(observation.DEVIATION_FLOOR) / observation.DEVIATION_SCALE,
     }
     parts = []

@@ -5,6 +5,13 @@ and everything is scaled to order 1, because networks learn badly from 1e-12 and
 
 Nearly all of it is known before the first slot: gains, deviations, the clock. That part is a
 `Backdrop`, made once a round for all slots; a slot then only fills in the progress.
+
+What an agent needs to be told for it, beyond the large-scale gains announced once a round:
+
+    nothing            alphas, fading, remaining, slots_left, deviation, round, schedule,
+                       time_to_finish
+    who has finished   finished
+    everybody's fading others_fading, fresh or `allocation.csi_delay_slots` old
 """
 
 from __future__ import annotations
@@ -15,6 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedfade.uplink.plan import expected_slots, timetable
 from fedfade.uplink.scenario import Scenario
 from fedfade.uplink.slot import Progress, Round
 
@@ -24,12 +32,13 @@ FADING_SCALE_DB = 10.0
 FADING_FLOOR = 1e-4  # -40 dB: a deep fade, below which a sub-band is equally useless
 DEVIATION_SCALE = 4.0  # decades
 DEVIATION_FLOOR = 1e-12
+PLAN_BOUND = 2.0  # rounds: farther away than this, and never, look the same
 BOUND = 10.0
 """No observed value leaves [-BOUND, BOUND]; sensible ones stay far inside."""
 
 
 class Backdrop(NamedTuple):
-    """What is observed in each slot whatever the clients do; progress columns hold 0."""
+    """What is observed in each slot whatever the clients do; progress is filled in later."""
 
     observation: Tensor  # [slot, client, episode, width]: client first, as stacked networks want
     state: Tensor  # [slot, episode, width]
@@ -39,9 +48,14 @@ def _decibel(x: Tensor, floor: float) -> Tensor:
     return 10.0 * torch.log10(x.clamp(min=floor))
 
 
+def _snr(scenario: Scenario, round_: Round) -> Tensor:
+    """Mean SNR at full power: [episode, client]."""
+    return round_.alpha * (scenario.full_power_w / scenario.noise_w)
+
+
 def scaled_snr(scenario: Scenario, round_: Round) -> Tensor:
     """Large-scale gains as mean SNR at full power: [episode, client]."""
-    snr = round_.alpha * (scenario.full_power_w / scenario.noise_w)
+    snr = _snr(scenario, round_)
     return ((_decibel(snr, 1e-10) - SNR_CENTRE_DB) / SNR_SCALE_DB).clamp(-BOUND, BOUND)
 
 
@@ -77,6 +91,15 @@ def _fading(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
     return scaled_fading(scenario, round_, slots).permute(1, 2, 0, 3)
 
 
+def _others_fading(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
+    """Everybody's fading `csi_delay_slots` ago; the mean, 0 dB, while there is none so old."""
+    measured = slots - scenario.csi_delay_slots
+    fading = scaled_fading(scenario, round_, measured.clamp(min=0))
+    if "fading" not in scenario.hide:
+        fading = fading * (measured >= 0)[None, :, None, None]
+    return fading.transpose(0, 1).flatten(2)[:, None]
+
+
 def _slots_left(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
     return scaled_clock(scenario, slots)[:, None, None, None]
 
@@ -87,6 +110,30 @@ def _deviation(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
 
 def _round(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
     return (round_.number / scenario.rounds)[None, None, :, None]
+
+
+def _schedule(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
+    """Own place in the block-fading schedule: sends now, its sub-band (one of C), rounds until
+    its start and until its expected end, rank in the order of service."""
+    plan = timetable(scenario, _snr(scenario, round_), round_.number)
+    start, end = plan.start.T, plan.end.T  # [client, episode]
+    now = slots[:, None, None]
+    band = torch.nn.functional.one_hot(plan.band.T, scenario.bands)
+    columns = [
+        (start <= now)[..., None].float(),
+        band.expand(len(slots), *band.shape),
+        ((start - now) / scenario.slots).clamp(0.0, PLAN_BOUND)[..., None],
+        ((end - now) / scenario.slots).clamp(-PLAN_BOUND, PLAN_BOUND)[..., None],
+        (plan.rank.T / scenario.clients).expand(len(slots), *start.shape)[..., None],
+    ]
+    return torch.cat(columns, dim=-1)
+
+
+def _time_to_finish(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
+    """Rounds a whole payload takes alone on a sub-band; a slot multiplies by the share left."""
+    snr = _snr(scenario, round_)
+    needed = expected_slots(scenario, snr, torch.full_like(snr, scenario.payload_bits))
+    return (needed / scenario.slots).clamp(max=BOUND).T[None, :, :, None]
 
 
 def _progress(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
@@ -101,6 +148,9 @@ PARTS: dict[str, Callable[[Scenario, Round, Tensor], Tensor]] = {
     "deviation": _deviation,
     "round": _round,
     "finished": _progress,
+    "others_fading": _others_fading,
+    "schedule": _schedule,
+    "time_to_finish": _time_to_finish,
 }
 
 
@@ -113,7 +163,14 @@ def part_columns(scenario: Scenario) -> dict[str, slice]:
     >>> columns["fading"], columns["remaining"]
     (slice(10, 14, None), slice(14, 15, None))
     """
-    widths = {"alphas": scenario.clients, "finished": scenario.clients, "fading": scenario.bands}
+    clients, bands = scenario.clients, scenario.bands
+    widths = {
+        "alphas": clients,
+        "finished": clients,
+        "fading": bands,
+        "others_fading": clients * bands,
+        "schedule": bands + 4,
+    }
     columns: dict[str, slice] = {}
     start = 0
     for name in scenario.observe:
@@ -164,9 +221,11 @@ def make_backdrop(scenario: Scenario, round_: Round, slots: Tensor | None = None
 def fill_observation(scenario: Scenario, blank: Tensor, progress: Progress) -> Tensor:
     """Write the progress into one slot's backdrop, in place: [client, episode, width]."""
     columns = part_columns(scenario)
+    share = (progress.remaining_bits * (1.0 / scenario.payload_bits)).T[..., None]
     if "remaining" in columns:
-        share = progress.remaining_bits * (1.0 / scenario.payload_bits)
-        blank[..., columns["remaining"]] = share.T[..., None]
+        blank[..., columns["remaining"]] = share
+    if "time_to_finish" in columns:
+        blank[..., columns["time_to_finish"]] *= share
     if "finished" in columns:
         blank[..., columns["finished"]] = progress.finished.to(blank.dtype)[None]
     return blank

@@ -31,6 +31,7 @@ class Scenario:
     reward: RewardConfig
     observe: tuple[str, ...]
     hide: tuple[str, ...]
+    csi_delay_slots: int  # age of the fading others announce
 
     @property
     def levels(self) -> int:
@@ -70,4 +71,5 @@ def scenario_from_config(
         reward=config.allocation.reward,
         observe=tuple(config.allocation.observe),
         hide=tuple(config.allocation.hide),
+        csi_delay_slots=config.allocation.csi_delay_slots,
     )

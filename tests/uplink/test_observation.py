@@ -1,0 +1,203 @@
+"""The parts of an observation: how wide, which numbers, and whose business they are."""
+
+from __future__ import annotations
+
+import math
+from typing import get_args
+
+import pytest
+import torch
+
+from fedfade.allocation import load_policy, play_round
+from fedfade.config import ObservationPart, load_config
+from fedfade.uplink import (
+    Progress,
+    Round,
+    Scenario,
+    make_backdrop,
+    observation_width,
+    observe,
+    scenario_from_config,
+    start_round,
+)
+from fedfade.uplink.observation import BOUND, PARTS, part_columns
+from fedfade.uplink.plan import ergodic_rate, timetable
+
+ALL = get_args(ObservationPart)
+
+
+def scenario_seeing(*parts: str, delay: int = 0, hide: str = "") -> Scenario:
+    config = load_config(
+        "paper",
+        [
+            f"allocation.observe=[{', '.join(parts)}]",
+            f"allocation.csi_delay_slots={delay}",
+            f"allocation.hide=[{hide}]",
+        ],
+    )
+    return scenario_from_config(config, 9_932_960)
+
+
+@pytest.fixture
+def round_(make_round) -> Round:
+    return make_round(20, 8, episodes=4, seed=3)[1]
+
+
+def test_widths() -> None:
+    widths = {
+        "alphas": 10,
+        "fading": 4,
+        "finished": 10,
+        "others_fading": 40,
+        "schedule": 8,
+    }
+    assert set(PARTS) == set(ALL)
+    s = scenario_seeing(*ALL)
+    columns = part_columns(s)
+    assert {name: c.stop - c.start for name, c in columns.items()} == {
+        name: widths.get(name, 1) for name in ALL
+    }
+    assert observation_width(s) == sum(widths.get(name, 1) for name in ALL)
+    s = scenario_seeing("schedule", "fading")
+    assert part_columns(s) == {"schedule": slice(0, 8), "fading": slice(8, 12)}
+
+
+def test_one_slot_is_a_row_of_the_backdrop(round_: Round) -> None:
+    """Comparison asks slot by slot, training lays out all of them at once."""
+    s = scenario_seeing(*(name for name in ALL if name != "time_to_finish"), delay=3)
+    nothing_done = Progress(torch.zeros(4, 10))  # fills 0 into `remaining`
+    s_all = make_backdrop(s, round_)
+    finished = part_columns(s)["finished"]
+    for slot in (0, 2, 3, 100, 249):
+        row = observe(s, round_, nothing_done, slot).transpose(0, 1)
+        row[..., finished] = 0
+        assert torch.equal(row, s_all.observation[slot])
+
+
+def test_everybodys_fading_number_by_number(round_: Round) -> None:
+    s = scenario_seeing("others_fading", "fading")
+    found = observe(s, round_, start_round(s, 4), 7)
+    for me in range(10):
+        for n in range(10):
+            for c in range(4):
+                db = 10 * math.log10(float(round_.fading[2, 7, n, c]))
+                wanted = max(db, -40) / 10  # float32 logarithm against double
+                assert float(found[2, me, 4 * n + c]) == pytest.approx(wanted, abs=1e-5)
+        assert torch.equal(found[:, me, 4 * me : 4 * me + 4], found[:, me, 40:])
+
+
+@pytest.mark.parametrize("delay", [1, 5, 100])
+def test_old_csi_is_the_fresh_one_shifted(delay: int, round_: Round) -> None:
+    fresh = make_backdrop(scenario_seeing("others_fading"), round_).observation
+    old = make_backdrop(scenario_seeing("others_fading", delay=delay), round_).observation
+    assert torch.equal(old[delay:], fresh[:-delay])
+    assert bool((old[:delay] == 0).all())  # 0 dB: nothing of the round has been heard yet
+
+
+def test_csi_older_than_a_round_says_nothing(round_: Round) -> None:
+    old = make_backdrop(scenario_seeing("others_fading", delay=250), round_).observation
+    assert bool((old == 0).all())
+
+
+def test_hidden_fading_hides_everybodys(round_: Round) -> None:
+    for delay in (0, 5):
+        s = scenario_seeing("fading", "others_fading", delay=delay, hide="fading")
+        assert bool((make_backdrop(s, round_).observation == 1).all())
+
+
+def test_the_schedule_part_number_by_number(round_: Round) -> None:
+    s = scenario_seeing("schedule")
+    snr = round_.alpha * s.full_power_w / s.noise_w
+    plan = timetable(s, snr, round_.number)
+    assert bool(plan.start.isinf().any())  # some wait in vain, and some for a freed sub-band
+    assert bool((plan.start.isfinite() & (plan.start > 0)).any())
+    for slot in (0, 60, 249):
+        found = observe(s, round_, start_round(s, 4), slot)
+        for e in range(4):
+            for n in range(10):
+                start, end = float(plan.start[e, n]), float(plan.end[e, n])
+                wanted = [float(start <= slot), 0, 0, 0, 0]
+                wanted[1 + int(plan.band[e, n])] = 1
+                wanted += [min(max((start - slot) / 250, 0), 2)]
+                wanted += [min(max((end - slot) / 250, -2), 2), int(plan.rank[e, n]) / 10]
+                torch.testing.assert_close(found[e, n], torch.tensor(wanted))
+
+
+def test_the_schedule_part_is_what_the_schedule_does(round_: Round) -> None:
+    """An agent that sends when and where its schedule part says plays the schedule."""
+    s = scenario_seeing("schedule")
+    keys = torch.arange(4)
+    played = play_round(load_policy("block-fading-schedule"), s, round_, keys, record=True)
+    assert played.history is not None
+    seen = make_backdrop(s, round_).observation.transpose(1, 2)  # [slot, episode, client, width]
+    sends = played.history.level != s.silent_level
+    done = torch.cat([torch.zeros(1, 4, 10), played.history.remaining_bits[:-1] <= 0]).bool()
+    assert torch.equal(sends, (seen[..., 0] == 1) & ~done)
+    assert torch.equal(played.history.band[sends], seen[..., 1:5].argmax(-1)[sends])
+
+
+def test_time_to_finish_by_hand(round_: Round) -> None:
+    s = scenario_seeing("time_to_finish", "remaining")
+    left = torch.rand(4, 10, generator=torch.Generator().manual_seed(0)) * s.payload_bits
+    left[1, 2] = 0.0
+    snr = round_.alpha * s.full_power_w / s.noise_w
+    bits_per_round = ergodic_rate(snr) * s.bandwidth_hz * s.slot_s * s.slots
+    found = observe(s, round_, Progress(left), 17)
+    torch.testing.assert_close(found[..., 0], left / bits_per_round)
+    torch.testing.assert_close(found[..., 1], left / s.payload_bits)
+
+
+def test_everything_stays_in_bounds(make_round) -> None:
+    """From no signal to absurd gains: PettingZoo's boxes promise |x| <= BOUND."""
+    s = scenario_seeing(*ALL, delay=2)
+    for snr_db in (-300.0, 0.0, 90.0):
+        round_ = make_round(snr_db, 30, episodes=2)[1]
+        for slot in (0, 249):
+            seen = observe(s, round_, start_round(s, 2), slot)
+            assert bool(seen.isfinite().all())
+            assert float(seen.abs().max()) <= BOUND
+
+
+def _changed_parts(s: Scenario, before: torch.Tensor, after: torch.Tensor) -> set[str]:
+    return {
+        name
+        for name, where in part_columns(s).items()
+        if not torch.equal(before[..., where], after[..., where])
+    }
+
+
+@pytest.mark.parametrize("delay", [0, 4])
+def test_whose_business_it_is(delay: int, round_: Round) -> None:
+    """Change what is private to others: only the part that announces it changes for me."""
+    s = scenario_seeing(*ALL, delay=delay)
+    me, others = 3, [n for n in range(10) if n != 3]
+    progress = Progress(torch.full((4, 10), 0.5 * s.payload_bits))
+    mine = observe(s, round_, progress, 9)[:, me]
+
+    fading = round_.fading.clone()
+    fading[:, :, others] *= 2.0
+    seen = observe(s, round_._replace(fading=fading), progress, 9)[:, me]
+    assert _changed_parts(s, mine, seen) == {"others_fading"}
+
+    left = progress.remaining_bits.clone()
+    left[:, others] *= 0.3
+    assert _changed_parts(s, mine, observe(s, round_, Progress(left), 9)[:, me]) == set()
+    left[:, 5] = 0.0
+    assert _changed_parts(s, mine, observe(s, round_, Progress(left), 9)[:, me]) == {"finished"}
+
+    inner = round_.inner.clone()
+    inner[:, others] *= 3.0
+    seen = observe(s, round_._replace(inner=inner), progress, 9)[:, me]
+    assert _changed_parts(s, mine, seen) == set()
+
+
+def test_the_environment_shows_all_parts() -> None:
+    from fedfade.uplink import parallel_env
+
+    parts = {"observe": list(ALL), "csi_delay_slots": 1}
+    env = parallel_env("ring", max_cycles=4, allocation=parts)
+    seen, _ = env.reset(seed=0)
+    assert seen["client_0"].shape == (10 + 4 + 10 + 40 + 8 + 5,)
+    while env.agents:
+        seen, *_ = env.step({agent: 3 for agent in env.agents})
+        assert all(env.observation_space(agent).contains(x) for agent, x in seen.items())
