@@ -23,6 +23,20 @@ def pick_device(wanted: str) -> torch.device:
     return torch.device("cuda" if cuda else "cpu")
 
 
+def spare_bytes(device: torch.device, share: float, on_cpu: int) -> int:
+    """Memory a batch may take: a share of what is free on a GPU, a fixed amount on the CPU.
+
+    >>> spare_bytes(torch.device("cpu"), 0.1, on_cpu=2**20)
+    1048576
+    """
+    if device.type != "cuda":
+        return on_cpu
+    free, _ = torch.cuda.mem_get_info(device)
+    # PyTorch keeps what it once had; to the driver that is not free, to us it is.
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(share * (free + kept))
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Play slots on one thread: their tensors are so small that sharing them costs 10x."""

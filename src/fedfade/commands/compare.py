@@ -62,6 +62,7 @@ def compare(
             check_complete(rows, folder.metrics, names, config, config.run.rounds)
         else:
             comparison = Comparison(config, chosen)
+            console.print(comparison.alone.plan, highlight=False)
             with time_left("rounds", config.run.rounds) as progress:
                 rows = comparison.run(folder, progress)
             folder.finish(**comparison.facts())

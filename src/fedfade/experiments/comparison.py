@@ -3,13 +3,16 @@
 Runs are seeds x policies. Runs of one seed share everything but the policy: the walk of the
 clients, the fading, the partition, the first weights and the mini-batches. What differs in the
 end is what the policy did.
+
+Comparisons of several configurations go side by side: one batch of models, one of episodes.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
@@ -18,113 +21,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedfade.allocation import (
-    GENIE,
-    PERFECT,
-    Outcome,
-    Policy,
-    genie_bound,
-    gradient_aware,
-    load_policy,
-    play_round,
-)
+from fedfade.allocation import GENIE, PERFECT, Outcome, Policy, load_policy
 from fedfade.config import Config
-from fedfade.device import one_thread
+from fedfade.device import matrix_products, one_thread, spare_bytes
 from fedfade.errors import UserError
 from fedfade.experiments.metrics import Row, check_complete, jain, read_rows, write_rows
 from fedfade.experiments.run_folder import RunFolder, digest
-from fedfade.learning import Federation, ServerState, Updates, gram, load_data
+from fedfade.experiments.uploads import Uplink, Uploads
+from fedfade.learning import (
+    Dataset,
+    Federation,
+    ServerState,
+    Updates,
+    batch_key,
+    evaluate_together,
+    gram,
+    load_data,
+    train_together,
+)
 from fedfade.qmix import load_policy_checkpoint
-from fedfade.radio import Cell, Channel, db_to_linear
-from fedfade.randomness import streams
 from fedfade.storage import write_npz
-from fedfade.uplink import Round, round_reward, scenario_from_config
 
-_AHEAD_BYTES, _AHEAD_ROUNDS = 64 * 2**20, 25
-"""Fading held at a time for policies whose rounds can be played ahead of the learning."""
+_MODEL_SHARE, _MODEL_BYTES = 0.3, 2**30
+"""Memory for the updates of comparisons side by side: of a GPU's free memory, and on the CPU."""
+_COPIES = 6  # of all updates, at the moment when most of them exist
 
 Progress = Callable[[int, str], None]
 """Told the rounds done and what is being done."""
-
-
-class Uplink:
-    """The radio side of a comparison: rounds as upload problems, the same for all policies."""
-
-    def __init__(self, config: Config, payload_bits: float, device: torch.device) -> None:
-        self.config = config
-        self.seeds = [config.run.seed + i for i in range(config.run.seeds)]
-        self.scenario = scenario_from_config(config, payload_bits, device)
-        clients = config.learning.clients
-        self._channel = Channel(config.radio, config.cell, clients, device)
-        cell = Cell(config.cell, config.radio, clients)
-        self._trajectory = cell.trajectory(self.seeds, config.run.rounds, device=device)
-        self._blank = torch.zeros(len(self.seeds), clients, clients, device=device)
-
-    def round(self, number: int, inner: Tensor | None = None) -> Round:
-        """The upload problem of a round, one episode per seed."""
-        fading = self._channel.small_scale_gain(self.seeds, number, [0], self._trajectory)[:, 0]
-        return Round(
-            alpha=db_to_linear(self._trajectory.at(number).gain_db),
-            fading=fading,
-            inner=self._blank if inner is None else inner,
-            number=torch.full((len(self.seeds),), float(number), device=fading.device),
-        )
-
-    def keys(self, policy: str, number: int) -> Tensor:
-        """Keys of a policy's own random numbers: [seed]."""
-        return streams(self.seeds, f"policy {policy}", number, device=self.scenario.device)
-
-    def rounds_at_a_time(self) -> int:
-        """How many rounds of fading fit the memory set aside."""
-        scenario = self.scenario
-        gains = len(self.seeds) * scenario.slots * scenario.clients * scenario.bands
-        return min(_AHEAD_ROUNDS, max(1, _AHEAD_BYTES // (4 * gains)))
-
-    def play(self, policy: Policy, number: int, inner: Tensor, record: bool = False) -> Outcome:
-        """One round under a policy."""
-        keys = self.keys(policy.name, number)
-        return play_round(policy, self.scenario, self.round(number, inner), keys, record)
-
-
-class UploadsAhead:
-    """Outcomes of policies that do not look at gradients, many rounds in one batch."""
-
-    def __init__(self, uplink: Uplink, policies: Sequence[Policy], with_genie: bool) -> None:
-        self._uplink = uplink
-        self._policies = policies
-        self._with_genie = with_genie
-        self._outcomes: dict[tuple[str, int], Outcome] = {}
-        self._genie: dict[int, Tensor] = {}
-
-    def outcome(self, policy: str, number: int) -> Outcome:
-        """What the policy achieved in this round, one episode per seed."""
-        if (policy, number) not in self._outcomes:
-            self._play_from(number)
-        return self._outcomes[policy, number]
-
-    def genie(self, number: int) -> Tensor:
-        """The genie's bound: [seed]."""
-        if number not in self._genie:
-            self._play_from(number)
-        return self._genie[number]
-
-    def _play_from(self, first: int) -> None:
-        uplink, seeds = self._uplink, len(self._uplink.seeds)
-        last = min(first + uplink.rounds_at_a_time(), uplink.config.run.rounds)
-        numbers = range(first, last)
-        rounds = [uplink.round(number) for number in numbers]
-        batch = Round(*(torch.cat(part) for part in zip(*rounds, strict=True)))
-        self._outcomes, self._genie = {}, {}
-        for policy in self._policies:
-            keys = torch.cat([uplink.keys(policy.name, number) for number in numbers])
-            whole = play_round(policy, uplink.scenario, batch, keys)
-            for place, number in enumerate(numbers):
-                rows = slice(place * seeds, (place + 1) * seeds)
-                parts = [None if part is None else part[rows] for part in whole]
-                self._outcomes[policy.name, number] = Outcome(*parts)  # type: ignore[arg-type]
-        if self._with_genie:
-            bound = genie_bound(uplink.scenario, batch)
-            self._genie = dict(zip(numbers, torch.split(bound, seeds), strict=True))
 
 
 @dataclass
@@ -149,6 +72,26 @@ class Reached(NamedTuple):
     rounds: int
     state: ServerState
     uploads: Tensor  # [run, client] rounds in which each client delivered
+
+
+class Happened(NamedTuple):
+    """A round of one comparison, still on the device."""
+
+    updates: Updates
+    inner: Tensor  # [run, client, client]
+    outcomes: dict[str, Outcome]
+    genie: Tensor | None  # [seed]
+    delivered: Tensor  # [run, client]
+    state: ServerState
+    tested: tuple[Tensor, Tensor] | None  # accuracy and loss, [run] each, if it was tested
+
+
+class Played(NamedTuple):
+    """What a round brought: where it leads, its rows, and its Gram matrices."""
+
+    after: Reached
+    rows: list[Row]
+    inner: Tensor  # [run, client, client]
 
 
 QMIX = "qmix"
@@ -177,7 +120,9 @@ def compared_policy(config: Config, name: str) -> Policy:
 class Comparison:
     """`fedfade compare`: all policies on the same channel and the same mini-batches."""
 
-    def __init__(self, config: Config, device: torch.device) -> None:
+    def __init__(
+        self, config: Config, device: torch.device, dataset: Dataset | None = None
+    ) -> None:
         self.config = config
         self.device = device
         names = compared_names(config)
@@ -189,65 +134,46 @@ class Comparison:
         self.with_genie = GENIE in names
         self.federation = Federation(
             config.learning,
-            load_data(config.learning),
+            load_data(config.learning) if dataset is None else dataset,
             device=device,
             precision=config.run.precision,
         )
         self.uplink = Uplink(config, self.federation.payload_bits, device)
         self.runs = _Runs(self.uplink.seeds, learned)
-        blind = [p for p in self.policies.values() if not gradient_aware(p)]
-        self._ahead = UploadsAhead(self.uplink, blind, self.with_genie)
         self._reached: Reached | None = None
+        self._alone: SideBySide | None = None
 
     @property
     def all_policies(self) -> list[str]:
         """Policies with rows in the metrics, the genie among them."""
         return [*self.runs.policies, *([GENIE] if self.with_genie else [])]
 
+    @property
+    def update_bytes(self) -> int:
+        """Memory of what all clients of all runs send in a round."""
+        runs, clients = len(self.runs.seed_of_run), self.config.learning.clients
+        return 4 * runs * clients * self.federation.values_sent
+
+    @property
+    def alone(self) -> SideBySide:
+        """This comparison with none beside it."""
+        if self._alone is None:
+            self._alone = SideBySide([self])
+        return self._alone
+
     def run(self, folder: RunFolder, progress: Progress) -> list[Row]:
         """All rounds, from wherever the folder's checkpoint left off."""
-        rows, grams, at = self._resume(folder)
-        saved = time.monotonic()
-        try:
-            while at.rounds < self.config.run.rounds:
-                after, new_rows, inner = self.play(at, progress)
-                rows += new_rows
-                grams[at.rounds] = inner
-                at = after  # one assignment: an interrupt finds a whole number of rounds done
-                if time.monotonic() - saved >= self.config.run.checkpoint_s:
-                    self._save(folder, at, rows, grams)
-                    saved = time.monotonic()
-        except KeyboardInterrupt:
-            self._save(folder, at, rows, grams)
-            raise
-        write_rows(folder.metrics, rows)
-        self._write_gradients(folder.path, grams)
-        self._reached = at
-        progress(at.rounds, "done")
-        return rows
+        return self.alone.run([folder], progress)[0]
+
+    def play(self, at: Reached, progress: Progress) -> Played:
+        """One round of all runs."""
+        return self.alone.play({0: at}, lambda doing: progress(at.rounds, doing))[0]
 
     def start(self) -> Reached:
         """Before the first round."""
         runs, clients = len(self.runs.seed_of_run), self.config.learning.clients
         state = self.federation.start(self.runs.seed_of_run)
         return Reached(0, state, torch.zeros(runs, clients, dtype=torch.int64))
-
-    def play(self, at: Reached, progress: Progress) -> tuple[Reached, list[Row], Tensor]:
-        """One round of all runs: where that leads, its rows, and its Gram matrices."""
-        number = at.rounds
-        progress(number, "local training")
-        updates = self.federation.train(at.state, self.runs.seed_of_run, number)
-        inner, _ = gram(updates, at.state.previous)
-        progress(number, "uploads")
-        with one_thread():
-            outcomes = self._uploads(number, inner)
-        delivered = self._delivered(outcomes, updates)
-        state = self.federation.average(at.state, updates, delivered)
-        progress(number, "evaluation")
-        accuracy, loss = self._evaluate(state, number)
-        after = Reached(number + 1, state, at.uploads + delivered.cpu())
-        rows = self._rows(number, outcomes, delivered, updates, accuracy, loss, after.uploads)
-        return after, rows, inner.cpu()
 
     def facts(self) -> dict[str, object]:
         """What a finished run notes about itself: scopes, and a digest of every final model."""
@@ -264,61 +190,45 @@ class Comparison:
 
     # --- one round -----------------------------------------------------------------------------
 
-    def _uploads(self, number: int, inner: Tensor) -> dict[str, Outcome]:
-        """Play the round under every policy that sends."""
-        outcomes = {}
-        for name, policy in self.policies.items():
-            own = inner[self.runs.of_policy(name)]
-            if gradient_aware(policy):
-                outcomes[name] = self.uplink.play(policy, number, own)
-            else:
-                outcomes[name] = self._with_gradients(self._ahead.outcome(name, number), own)
-        return outcomes
-
-    def _with_gradients(self, outcome: Outcome, inner: Tensor) -> Outcome:
-        """Add the part of the reward that was unknown when the round was played ahead."""
-        scenario = self.uplink.scenario
-        known = round_reward(scenario, torch.zeros_like(inner), outcome.delivered)
-        missing = round_reward(scenario, inner, outcome.delivered) - known
-        return outcome._replace(reward=outcome.reward + scenario.reward.convergence * missing)
-
-    def _delivered(self, outcomes: dict[str, Outcome], updates: Updates) -> Tensor:
+    def delivered(self, outcomes: dict[str, Outcome], updates: Updates) -> Tensor:
         """Who is averaged: delivered and finite, [run, client]."""
         delivered = torch.ones_like(updates.finite)
         for name, outcome in outcomes.items():
             delivered[self.runs.of_policy(name)] = outcome.delivered
         return delivered & updates.finite
 
-    def _evaluate(self, state: ServerState, number: int) -> tuple[Tensor, Tensor]:
-        """Test accuracy and loss, NaN in rounds that are not evaluated: [run]."""
-        every, last = self.config.run.evaluate_every, self.config.run.rounds - 1
-        if (number + 1) % every and number != last:
-            blank = torch.full((len(state.parameters),), math.nan)
-            return blank, blank
-        return self.federation.evaluate(state)
+    def evaluates(self, number: int) -> bool:
+        """Whether the models are tested after a round."""
+        return (number + 1) % self.config.run.evaluate_every == 0 or (
+            number == self.config.run.rounds - 1
+        )
 
-    def _rows(
-        self,
-        number: int,
-        outcomes: dict[str, Outcome],
-        delivered: Tensor,
-        updates: Updates,
-        accuracy: Tensor,
-        loss: Tensor,
-        uploads: Tensor,
-    ) -> list[Row]:
-        bias = gradient_bias(updates, delivered).cpu()
+    def account(self, before: Reached, happened: Happened) -> Played:
+        """Rows of a round, and where it leads; the first moment that waits for the device."""
+        uploads = before.uploads + happened.delivered.cpu()
+        rows = self._rows(before.rounds, happened, uploads)
+        if happened.genie is not None:
+            rows += self._genie_rows(before.rounds, happened.genie)
+        after = Reached(before.rounds + 1, happened.state, uploads)
+        return Played(after, rows, happened.inner.cpu())
+
+    def _rows(self, number: int, happened: Happened, uploads: Tensor) -> list[Row]:
+        updates = happened.updates
+        bias = gradient_bias(updates, happened.delivered).cpu()
         train_loss = updates.loss.nanmean(-1).cpu()
+        averaged, finite = happened.delivered.cpu(), updates.finite.cpu()
+        blank = torch.full((len(bias),), math.nan)
+        accuracy, loss = (part.cpu() for part in happened.tested or (blank, blank))
+        outcomes = {name: _on_cpu(outcome) for name, outcome in happened.outcomes.items()}
         payload = self.uplink.scenario.payload_bits
         rows = []
         for run, seed in enumerate(self.runs.seed_of_run):
-            name = self.runs.policies[run % len(self.runs.policies)]
-            place = run // len(self.runs.policies)
-            members = delivered[run].nonzero().flatten().tolist()
-            bad = (~updates.finite[run]).nonzero().flatten().tolist()
-            outcome = outcomes.get(name)
-            bits = payload * len(members) if outcome is None else float(outcome.bits[place].sum())
-            nan = math.nan
+            place, policy = divmod(run, len(self.runs.policies))
+            name = self.runs.policies[policy]
+            members = averaged[run].nonzero().flatten().tolist()
+            bad = (~finite[run]).nonzero().flatten().tolist()
+            sent = outcomes.get(name)
+            bits = payload * len(members) if sent is None else float(sent.bits[place].sum())
             rows.append(
                 Row(
                     seed=seed,
@@ -331,30 +241,31 @@ class Comparison:
                     delivered_clients=" ".join(map(str, members)),
                     bits_sent=bits,
                     bits_wasted=max(0.0, bits - payload * len(members)),
-                    sum_rate_bps=nan if outcome is None else float(outcome.sum_rate_bps[place]),
+                    sum_rate_bps=math.nan if sent is None else float(sent.sum_rate_bps[place]),
                     gradient_bias=float(bias[run]),
                     fairness=jain(uploads[run].numpy().astype(float)),
-                    reward=nan if outcome is None else float(outcome.reward[place]),
+                    reward=math.nan if sent is None else float(sent.reward[place]),
                     not_finite=len(bad),
                     not_finite_clients=" ".join(map(str, bad)),
                 )
             )
-        return rows + (self._genie_rows(number) if self.with_genie else [])
+        return rows
 
-    def _genie_rows(self, number: int) -> list[Row]:
+    def _genie_rows(self, number: int, bounds: Tensor) -> list[Row]:
         blank = dict.fromkeys(Row._fields, math.nan)
         return [
             Row(
                 **blank  # type: ignore[arg-type]
-                | {"seed": seed, "policy": GENIE, "round": number, "delivered": float(bound)}
+                | {"seed": seed, "policy": GENIE, "round": number, "delivered": bound}
                 | {"delivered_clients": "", "not_finite": 0, "not_finite_clients": ""}
             )
-            for seed, bound in zip(self.runs.seeds, self._ahead.genie(number), strict=True)
+            for seed, bound in zip(self.runs.seeds, bounds.tolist(), strict=True)
         ]
 
     # --- stopping and going on ------------------------------------------------------------------
 
-    def _save(self, folder: RunFolder, at: Reached, rows: list[Row], grams: Tensor) -> None:
+    def save(self, folder: RunFolder, at: Reached, rows: list[Row], grams: Tensor) -> None:
+        """Rows so far and a checkpoint."""
         # Metrics first: rows of rounds the checkpoint does not know are dropped on resuming.
         write_rows(folder.metrics, (row for row in rows if row.round < at.rounds))
         tensors = {field.name: getattr(at.state, field.name) for field in fields(at.state)}
@@ -363,7 +274,8 @@ class Comparison:
             tensors |= {"grams": grams[: at.rounds]}
         folder.save_checkpoint(at.rounds, tensors)
 
-    def _resume(self, folder: RunFolder) -> tuple[list[Row], Tensor, Reached]:
+    def resume(self, folder: RunFolder) -> tuple[list[Row], Tensor, Reached]:
+        """Rows, Gram matrices and where to go on; the beginning where nothing is stored."""
         stored, start = folder.load_checkpoint(), self.start()
         runs, clients = start.uploads.shape
         # One block for all rounds: a small tensor kept from each would hold on to the memory
@@ -396,10 +308,11 @@ class Comparison:
         if found != shapes or done > self.config.run.rounds:
             raise folder.damaged()
 
-    def _write_gradients(self, folder: Path, grams: Tensor) -> None:
-        """The Gram matrices of the run: `replay` and quick training read them."""
+    def finish(self, folder: RunFolder, at: Reached, rows: list[Row], grams: Tensor) -> None:
+        """Write what a finished run leaves: rows, and Gram matrices for `replay` and training."""
+        write_rows(folder.metrics, rows)
         write_npz(
-            folder / "gradients.npz",
+            folder.path / "gradients.npz",
             {
                 "inner": grams.transpose(0, 1).numpy(),  # [run, round, client, client]
                 "seed": np.array(self.runs.seed_of_run),
@@ -407,6 +320,12 @@ class Comparison:
                 "payload_bits": np.array(self.uplink.scenario.payload_bits),
             },
         )
+        self._reached = at
+
+
+def _on_cpu(outcome: Outcome) -> Outcome:
+    names = ("bits", "sum_rate_bps", "reward")
+    return outcome._replace(**{name: getattr(outcome, name).cpu() for name in names})
 
 
 def gradient_bias(updates: Updates, delivered: Tensor) -> Tensor:
@@ -419,3 +338,218 @@ def gradient_bias(updates: Updates, delivered: Tensor) -> Tensor:
     share = finite / finite.sum(-1, keepdim=True).clamp(min=1) - delivered / count
     sent = torch.where(finite[..., None], updates.parameters, 0.0)
     return torch.einsum("rn,rnd->rd", share, sent).square().sum(-1)
+
+
+# --- side by side ------------------------------------------------------------------------------
+
+
+class _Course:
+    """One comparison on its way through the rounds, with its folder."""
+
+    def __init__(self, comparison: Comparison, folder: RunFolder) -> None:
+        self._comparison, self._folder = comparison, folder
+        self.rounds = comparison.config.run.rounds
+        self.rows, self._grams, self.at = comparison.resume(folder)
+        self._saved = time.monotonic()
+
+    def add(self, new: Played) -> None:
+        """One more round."""
+        self.rows += new.rows
+        self._grams[self.at.rounds] = new.inner
+        self.at = new.after  # one assignment: an interrupt finds a whole number of rounds done
+
+    def save_if_due(self) -> None:
+        """A checkpoint every `run.checkpoint_s`."""
+        if time.monotonic() - self._saved >= self._comparison.config.run.checkpoint_s:
+            self.save()
+
+    def save(self) -> None:
+        """A checkpoint."""
+        self._comparison.save(self._folder, self.at, self.rows, self._grams)
+        self._saved = time.monotonic()
+
+    def finish(self) -> None:
+        """What a finished run leaves."""
+        self._comparison.finish(self._folder, self.at, self.rows, self._grams)
+
+
+class SideBySide:
+    """Comparisons that share a model: their runs are one batch, their episodes another."""
+
+    def __init__(self, comparisons: Sequence[Comparison]) -> None:
+        self.comparisons = comparisons
+        groups: dict[str, list[int]] = {}
+        for member, one in enumerate(comparisons):
+            alike = f"{one.uplink.scenario_key} {one.config.allocation}"
+            groups.setdefault(alike, []).append(member)
+        self._uploads = [(members, self._uploads_of(members)) for members in groups.values()]
+
+    def _uploads_of(self, members: Sequence[int]) -> Uploads:
+        these = [self.comparisons[member] for member in members]
+        uplinks = [one.uplink for one in these]
+        return Uploads(uplinks, list(these[0].policies.values()), these[0].with_genie)
+
+    @property
+    def plan(self) -> str:
+        """How much is done at a time, in words."""
+        ahead = [(uploads.rounds_ahead, uploads.episodes_a_round) for _, uploads in self._uploads]
+        played = ", ".join(f"{rounds} rounds x {seeds} seeds" for rounds, seeds in ahead)
+        models = sum(len(one.runs.seed_of_run) for one in self.comparisons)
+        return f"playing {played} at a time; {models} models trained side by side"
+
+    def run(self, folders: Sequence[RunFolder], progress: Progress) -> list[list[Row]]:
+        """All rounds of all, each from wherever its folder's checkpoint left off."""
+        courses = [_Course(*pair) for pair in zip(self.comparisons, folders, strict=True)]
+
+        def tell(doing: str) -> None:
+            progress(sum(course.at.rounds for course in courses), doing)
+
+        try:
+            while behind := _furthest_behind(courses):
+                played = self.play({member: courses[member].at for member in behind}, tell)
+                for member, new in played.items():
+                    courses[member].add(new)
+                for course in courses:
+                    course.save_if_due()
+        except KeyboardInterrupt:
+            for course in courses:
+                course.save()
+            raise
+        for course in courses:
+            course.finish()
+        tell("done")
+        return [course.rows for course in courses]
+
+    def play(self, at: Mapping[int, Reached], tell: Callable[[str], None]) -> dict[int, Played]:
+        """The next round of some comparisons, which have all played as many."""
+        these = {member: self.comparisons[member] for member in at}
+        number = next(iter(at.values())).rounds
+        federations = {m: one.federation for m, one in these.items()}
+        with matrix_products(self.comparisons[0].config.run.precision):
+            tell("local training")
+            seeds = [one.runs.seed_of_run for one in these.values()]
+            states = [reached.state for reached in at.values()]
+            trained = train_together(list(federations.values()), states, seeds, number)
+            updates = dict(zip(at, trained, strict=True))
+            inner = {m: gram(updates[m], at[m].state.previous)[0] for m in at}
+            tell("uploads")
+            with one_thread():
+                outcomes, genie = self._play_slots(number, inner)
+            delivered = {m: one.delivered(outcomes[m], updates[m]) for m, one in these.items()}
+            after = {m: federations[m].average(at[m].state, updates[m], delivered[m]) for m in at}
+            tell("evaluation")
+            due = [m for m, one in these.items() if one.evaluates(number)]
+            answers = evaluate_together([federations[m] for m in due], [after[m] for m in due])
+            tested = dict(zip(due, answers, strict=True))
+        return {
+            m: these[m].account(
+                at[m],
+                Happened(
+                    updates[m],
+                    inner[m],
+                    outcomes[m],
+                    genie.get(m),
+                    delivered[m],
+                    after[m],
+                    tested.get(m),
+                ),
+            )
+            for m in at
+        }
+
+    def _play_slots(
+        self, number: int, inner: Mapping[int, Tensor]
+    ) -> tuple[dict[int, dict[str, Outcome]], dict[int, Tensor]]:
+        """The round under every policy that sends; Gram matrices [run, client, client]."""
+        outcomes: dict[int, dict[str, Outcome]] = {}
+        genie = {}
+        for members, uploads in self._uploads:
+            own = {
+                place: {
+                    name: inner[m][self.comparisons[m].runs.of_policy(name)]
+                    for name in self.comparisons[m].policies
+                }
+                for place, m in enumerate(members)
+                if m in inner
+            }
+            if not own:
+                continue
+            for place, answer in uploads.outcomes(number, own).items():
+                outcomes[members[place]] = answer
+                if uploads.with_genie:
+                    genie[members[place]] = uploads.genie(number, place)
+        return outcomes, genie
+
+
+def _furthest_behind(courses: Sequence[_Course]) -> list[int]:
+    """Those with the fewest rounds among the unfinished: after a hard stop some may lag."""
+    left = [member for member, course in enumerate(courses) if course.at.rounds < course.rounds]
+    least = min((courses[member].at.rounds for member in left), default=0)
+    return [member for member in left if courses[member].at.rounds == least]
+
+
+def compare_many(
+    configs: Sequence[Config],
+    folders: Sequence[Path],
+    device: torch.device,
+    progress: Progress = lambda done, doing: None,
+    say: Callable[[str], None] = lambda line: None,
+) -> list[list[Row]]:
+    """Compare under every config, each in a run folder of its own, all side by side.
+
+    What can be trained in one batch is, as memory allows; `say` is told how much that is, and
+    `progress` the rounds done of all configs together. Finished folders are read, interrupted
+    ones continued. Leaves what `fedfade compare` leaves, but for the report.
+    """
+    places = [RunFolder(path, c, device) for path, c in zip(folders, configs, strict=True)]
+    with ExitStack() as stack:
+        for place in places:
+            stack.enter_context(place.open())
+        waiting = [place for place in places if not place.finished]
+        done = sum(place.config.run.rounds for place in places if place.finished)
+        for group in _groups(waiting, device):
+            together = SideBySide([comparison for comparison, _ in group])
+            say(together.plan)
+            together.run(
+                [place for _, place in group],
+                lambda rounds, doing, before=done: progress(before + rounds, doing),  # type: ignore[misc]
+            )
+            for comparison, place in group:
+                place.finish(**comparison.facts())
+                done += place.config.run.rounds
+        return [_stored_rows(place) for place in places]
+
+
+def _groups(
+    places: Sequence[RunFolder], device: torch.device
+) -> Iterator[list[tuple[Comparison, RunFolder]]]:
+    """Comparisons that can be trained in one batch, as many as fit the memory set aside."""
+    datasets: dict[tuple[str, str | None], Dataset] = {}
+    alike: dict[tuple[object, ...], list[tuple[Comparison, RunFolder]]] = {}
+    for place in places:
+        learning = place.config.learning
+        name = (learning.data, learning.data_dir)
+        if name not in datasets:
+            datasets[name] = load_data(learning).to(device)
+        one = Comparison(place.config, device, datasets[name])
+        key = batch_key(one.federation, one.runs.seeds)
+        alike.setdefault(key, []).append((one, place))
+    for members in alike.values():
+        limit = spare_bytes(device, _MODEL_SHARE, _MODEL_BYTES)
+        group: list[tuple[Comparison, RunFolder]] = []
+        taken = 0
+        for one, place in members:
+            need = _COPIES * one.update_bytes
+            if group and taken + need > limit:
+                yield group
+                group, taken = [], 0
+            group.append((one, place))
+            taken += need
+        yield group
+
+
+def _stored_rows(place: RunFolder) -> list[Row]:
+    rows = read_rows(place.metrics)
+    names = compared_names(place.config)
+    check_complete(rows, place.metrics, names, place.config, place.config.run.rounds)
+    return rows

@@ -9,9 +9,10 @@ import torch
 
 from fedfade.allocation import GENIE, PERFECT
 from fedfade.errors import UserError, not_allowed
-from fedfade.experiments.comparison import Uplink, compared_policy
+from fedfade.experiments.comparison import compared_policy
 from fedfade.experiments.figures import round_figure
 from fedfade.experiments.run_folder import open_finished
+from fedfade.experiments.uploads import Uplink
 from fedfade.storage import read_npz
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from fedfade.learning.data import Dataset, load_data
 from fedfade.learning.federation import Federation
 from fedfade.learning.model import PaperCNN, build_model
 from fedfade.learning.partition import balanced_dirichlet, class_counts, deal, iid, shards
+from fedfade.learning.together import batch_key, evaluate_together, train_together
 
 __all__ = [
     "Dataset",
@@ -13,11 +14,14 @@ __all__ = [
     "ServerState",
     "Updates",
     "balanced_dirichlet",
+    "batch_key",
     "build_model",
     "class_counts",
     "deal",
+    "evaluate_together",
     "gram",
     "iid",
     "load_data",
     "shards",
+    "train_together",
 ]

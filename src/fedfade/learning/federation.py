@@ -56,6 +56,7 @@ class Federation:
     ) -> None:
         """`partition`: one for all seeds, one by seed, or (None) what the config says."""
         self.config = config
+        self.precision = precision
         self.device = torch.device(device)
         self.dataset = dataset.to(self.device)
         self._given = partition
@@ -64,7 +65,7 @@ class Federation:
         model = build_model(config.model, dataset.shape, len(dataset.classes), seed=0)
         self.parameter_layout: Layout = parameter_layout(model)
         self.buffer_layout: Layout = buffer_layout(model)
-        self._engine = make_engine(engine, model, self.dataset, precision, threads)
+        self.engine = make_engine(engine, model, self.dataset, precision, threads)
 
     @property
     def values_sent(self) -> int:
@@ -150,18 +151,26 @@ class Federation:
 
         A client's update does not depend on which others are trained beside it.
         """
-        numbers = range(self.config.clients) if clients is None else clients
+        work = self.local_work(seeds, round, clients)
+        return self.updates(self.engine.train(state, work), work)
+
+    def local_work(
+        self, seeds: Sequence[int], round: int, clients: Sequence[int] | None = None
+    ) -> LocalWork:
+        """What the engine has to do in a round."""
         samples = self.mini_batches(seeds, round)
-        work = LocalWork(
+        return LocalWork(
             samples=samples if clients is None else samples[:, list(clients)],
             rate=self.config.local_rate,
             proximal=self.config.proximal,
             seeds=tuple(seeds),
             round=round,
-            clients=tuple(numbers),
+            clients=tuple(range(self.config.clients) if clients is None else clients),
         )
-        trained = self._engine.train(state, work)
-        counts = [[len(self.partition(seed)[n]) for n in numbers] for seed in seeds]
+
+    def updates(self, trained: Trained, work: LocalWork) -> Updates:
+        """What the clients would send after that work."""
+        counts = [[len(self.partition(seed)[n]) for n in work.clients] for seed in work.seeds]
         return Updates(
             parameters=trained.parameters,
             buffers=trained.buffers,
@@ -179,7 +188,7 @@ class Federation:
         work = LocalWork(
             samples[:, :, None], rate=1.0, proximal=0.0, seeds=[0] * len(samples), round=0
         )
-        return self._engine.train(state, work)
+        return self.engine.train(state, work)
 
     def average(self, state: ServerState, updates: Updates, delivered: Tensor) -> ServerState:
         """The server's step from the clients that delivered: [run, client] bool.
@@ -195,7 +204,7 @@ class Federation:
     def evaluate(self, state: ServerState) -> tuple[Tensor, Tensor]:
         """Accuracy and mean loss of every run on the test set: [run], [run]."""
         images, labels = self.dataset.test_images, self.dataset.test_labels
-        correct, loss = self._engine.evaluate(state, images, labels)
+        correct, loss = self.engine.evaluate(state, images, labels)
         return correct / len(labels), loss / len(labels)
 
 

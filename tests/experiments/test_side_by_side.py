@@ -1,0 +1,125 @@
+"""Comparisons of several configurations in one batch give what each gives alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedfade.config import Config, load_config
+from fedfade.experiments import Comparison, RunFolder, compare_many, read_rows
+from fedfade.experiments.comparison import SideBySide
+from fedfade.learning import batch_key
+from tests.conftest import TINY
+
+CPU = torch.device("cpu")
+CURIOUS = "tests.experiments.test_compare:Curious"
+POLICIES = f"allocation.policies=[random, {CURIOUS}, max-sum-rate, perfect, genie]"
+
+
+def grid(*more: str) -> list[Config]:
+    """Four cells of the paper's grid: how data are dealt x how the channel fades."""
+    return [
+        load_config(
+            "paper", [*TINY, POLICIES, f"learning.alpha={alpha}", f"radio.clusters={count}", *more]
+        )
+        for alpha in (0.1, 10)
+        for count in (3, 6)
+    ]
+
+
+def alone(config: Config, folder: Path) -> str:
+    place = RunFolder(folder, config, CPU)
+    with place.open():
+        comparison = Comparison(config, CPU)
+        comparison.run(place, lambda done, doing: None)
+        place.finish(**comparison.facts())
+    return facts(folder)
+
+
+def facts(folder: Path) -> str:
+    """All a run folder says about its results."""
+    models = RunFolder(folder, load_config(folder / "config.yaml"), CPU).record["models"]
+    inner = np.load(folder / "gradients.npz")["inner"]
+    return (folder / "metrics.csv").read_text() + str(models) + str(inner.tobytes())
+
+
+def test_a_grid_in_one_batch_is_every_cell_alone(tmp_path: Path) -> None:
+    configs = grid()
+    configs.append(load_config("paper", [*TINY, POLICIES, "run.rounds=2", "run.evaluate_every=2"]))
+    folders = [tmp_path / f"together-{i}" for i in range(len(configs))]
+    said: list[str] = []
+    steps: list[int] = []
+    rows = compare_many(configs, folders, CPU, lambda done, doing: steps.append(done), said.append)
+    # 5 cells x 2 seeds x 4 policies with a model; channels do not depend on how data are dealt.
+    assert said == [
+        "playing 3 rounds x 4 seeds, 2 rounds x 2 seeds at a time; 40 models trained side by side"
+    ]
+    assert steps == sorted(steps)
+    assert steps[-1] == 4 * 3 + 2
+    for i, config in enumerate(configs):
+        assert facts(folders[i]) == alone(config, tmp_path / f"alone-{i}")
+        assert rows[i] == read_rows(folders[i] / "metrics.csv")
+
+
+def test_finished_folders_are_read_and_interrupted_ones_continued(tmp_path: Path) -> None:
+    configs = grid("run.rounds=4")
+    folders = [tmp_path / str(i) for i in range(len(configs))]
+    alone(configs[0], folders[0])
+
+    def stop(done: int, doing: str) -> None:
+        if done == 4 + 3 * 2 and doing == "uploads":
+            raise KeyboardInterrupt
+
+    before = (folders[0] / "metrics.csv").stat().st_mtime_ns
+    with pytest.raises(KeyboardInterrupt):
+        compare_many(configs, folders, CPU, stop)
+    assert (folders[0] / "metrics.csv").stat().st_mtime_ns == before
+    # As after a hard stop: one folder is further than the others, one has lost its checkpoint.
+    (folders[2] / "checkpoint.safetensors").unlink()
+    rows = compare_many(configs, folders, CPU)
+    for i, config in enumerate(configs):
+        assert facts(folders[i]) == alone(config, tmp_path / f"alone-{i}")
+        assert rows[i] == read_rows(folders[i] / "metrics.csv")
+
+
+def test_what_cannot_share_a_batch_is_run_after_another(tmp_path: Path) -> None:
+    other = load_config("paper", [*TINY, POLICIES, "learning.local_rate=0.1"])
+    configs = [*grid()[:1], other]
+    said: list[str] = []
+    compare_many(configs, [tmp_path / "0", tmp_path / "1"], CPU, say=said.append)
+    assert len(said) == 2
+    for i, config in enumerate(configs):
+        assert facts(tmp_path / str(i)) == alone(config, tmp_path / f"alone-{i}")
+
+
+def test_memory_bounds_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = grid()
+    one = Comparison(configs[0], CPU)
+    monkeypatch.setattr("fedfade.experiments.comparison._MODEL_BYTES", 13 * one.update_bytes)
+    said: list[str] = []
+    compare_many(configs, [tmp_path / str(i) for i in range(4)], CPU, say=said.append)
+    assert [line.rpartition("; ")[2] for line in said] == ["16 models trained side by side"] * 2
+
+
+def test_batches_hold_only_what_trains_alike() -> None:
+    keys = [
+        batch_key(Comparison(config, CPU).federation, [0, 1])
+        for config in (
+            *grid()[::2],
+            *(
+                load_config("paper", [*TINY, change])
+                for change in ("learning.batch_size=10", "learning.clients=5", "run.precision=bf16")
+            ),
+        )
+    ]
+    assert keys[0] == keys[1]
+    assert len({str(key) for key in keys}) == 4
+
+
+def test_plan_of_one_comparison() -> None:
+    config = load_config("paper", [*TINY, "run.rounds=30"])
+    together = SideBySide([Comparison(config, CPU)])
+    assert together.plan == "playing 25 rounds x 2 seeds at a time; 12 models trained side by side"
