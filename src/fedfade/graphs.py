@@ -9,7 +9,8 @@ code that uses `record` is the same on both.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -52,6 +53,37 @@ def record(work: Work, changed: Iterable[Tensor], device: torch.device) -> Work:
         tensor.copy_(value)
     replay: Work = graph.replay
     return replay
+
+
+class Aside:
+    """Work beside the main chain: a second stream on CUDA; elsewhere it is simply done in turn.
+
+    What `work` needs must exist when it begins; `join` before using what it made.
+
+    >>> aside, seen = Aside(torch.device("cpu")), []
+    >>> with aside.work():
+    ...     seen.append("beside")
+    >>> aside.join()
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        cuda = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if cuda else None  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """Runs after what was asked for so far, beside what is asked for next."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def join(self) -> None:
+        """What comes next waits for the work beside."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
 
 def fuse(function: Callable[P, R], device: torch.device) -> Callable[P, R]:

@@ -12,6 +12,7 @@ import torch
 from fedfade.allocation import Action, View, play_round
 from fedfade.config import Config, load_config
 from fedfade.qmix import ClientNetwork, QmixPolicy, Trainer, load_policy_checkpoint, train
+from fedfade.qmix.policy import scope_of
 
 # One client as a program of its own: NumPy, its own parameters, its own observations by line.
 CLIENT = """
@@ -112,3 +113,20 @@ def test_seeing_who_finished_needs_feedback(overrides: list[str]) -> None:
     policy = QmixPolicy(Trainer(config).learner.agents, config)
     assert policy.scope == "feedback"
     assert not policy.gradient_aware
+
+
+@pytest.mark.parametrize(
+    ("observed", "hidden", "scope"),
+    [
+        ("alphas, fading, remaining, schedule, time_to_finish", "", "local"),
+        ("fading, finished", "", "feedback"),
+        ("fading, others_fading", "", "csi"),
+        ("finished, others_fading", "", "csi"),
+        ("fading, others_fading", "fading", "local"),
+    ],
+)
+def test_agents_declare_what_they_are_told(observed: str, hidden: str, scope: str) -> None:
+    config = load_config(
+        "paper", [f"allocation.observe=[{observed}]", f"allocation.hide=[{hidden}]"]
+    )
+    assert scope_of(config) == scope

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedfade.config import QmixConfig
 from fedfade.qmix.learner import Learner
-from fedfade.qmix.networks import AgentNetworks, MonotonicMixer
+from fedfade.qmix.networks import AgentNetworks, MonotonicMixer, StackedLinear
 from fedfade.qmix.policy import ClientNetwork
 from fedfade.qmix.replay import Batch, Replay
 
@@ -19,12 +19,12 @@ def random_batch(learner_sizes: tuple[int, int, int, int], size: int, seed: int)
     g = torch.Generator().manual_seed(seed)
     return Batch(
         observation=torch.randn(agents, size, width, generator=g),
-        state=torch.randn(size, state, generator=g),
+        state=torch.randn(1, size, state, generator=g),
         choice=torch.randint(actions, (agents, size), generator=g),
-        reward=torch.randn(size, generator=g),
+        reward=torch.randn(1, size, generator=g),
         next_observation=torch.randn(agents, size, width, generator=g),
-        next_state=torch.randn(size, state, generator=g),
-        discount=torch.where(torch.rand(size, generator=g) < 0.3, 0.0, 0.95),
+        next_state=torch.randn(1, size, state, generator=g),
+        discount=torch.where(torch.rand(1, size, generator=g) < 0.3, 0.0, 0.95),
     )
 
 
@@ -37,7 +37,7 @@ def test_the_target_by_hand() -> None:
     The target networks' own best actions, as the paper's formula has it, would give 14.
     """
     config = QmixConfig(mixer="vdn", hidden=[1])
-    learner = Learner(config, agents=2, width=1, state_width=1, actions=2, seed=0)
+    learner = Learner(config, agents=2, width=1, state_width=1, actions=2, seeds=[0])
 
     def write(networks: AgentNetworks, slopes: list, offsets: list) -> None:
         with torch.no_grad():
@@ -49,12 +49,12 @@ def test_the_target_by_hand() -> None:
     write(learner.agents, [[2.0, 0.0], [1.0, -1.0]], [[0.0, 1.0], [0.0, 3.0]])
     write(learner.target_agents, [[1.0, 0.0], [5.0, 0.0]], [[0.0, 10.0], [0.0, 2.0]])
     one = torch.ones(2, 2, 1)
-    state = torch.zeros(2, 1)
+    state = torch.zeros(1, 2, 1)
     batch = Batch(
-        one, state, torch.zeros(2, 2, dtype=torch.int64), torch.tensor([0.5, 0.5]), one, state,
-        torch.tensor([0.9, 0.0]),
+        one, state, torch.zeros(2, 2, dtype=torch.int64), torch.tensor([[0.5, 0.5]]), one, state,
+        torch.tensor([[0.9, 0.0]]),
     )  # fmt: skip
-    torch.testing.assert_close(learner.target(batch), torch.tensor([[3.2, 0.5]]))
+    torch.testing.assert_close(learner.target(batch), torch.tensor([[[3.2, 0.5]]]))
 
 
 def plain_values(networks: AgentNetworks, agent: int, observation: list[float]) -> list[float]:
@@ -68,8 +68,8 @@ def plain_values(networks: AgentNetworks, agent: int, observation: list[float]) 
 
 
 def plain_mix(mixer: MonotonicMixer, q: list[float], state: list[float]) -> float:
-    def linear(layer: torch.nn.Linear, x: list[float]) -> list[float]:
-        w, b = layer.weight.tolist(), layer.bias.tolist()
+    def linear(layer: StackedLinear, x: list[float]) -> list[float]:
+        w, b = layer.weight[0].T.tolist(), layer.bias[0, 0].tolist()
         return [b[j] + sum(v * w[j][i] for i, v in enumerate(x)) for j in range(len(b))]
 
     first, second, value, bias = torch.tensor(linear(mixer.enter, state)).split(mixer.parts)
@@ -85,8 +85,8 @@ def plain_mix(mixer: MonotonicMixer, q: list[float], state: list[float]) -> floa
 
 def test_the_target_of_qmix_in_plain_python() -> None:
     sizes = (3, 5, 7, 4)
-    learner = Learner(QmixConfig(hidden=[6, 5]), 3, 5, 7, 4, seed=1)
-    other = Learner(QmixConfig(hidden=[6, 5]), 3, 5, 7, 4, seed=2)
+    learner = Learner(QmixConfig(hidden=[6, 5]), 3, 5, 7, 4, seeds=[1])
+    other = Learner(QmixConfig(hidden=[6, 5]), 3, 5, 7, 4, seeds=[2])
     learner.target_agents.load_state_dict(other.agents.state_dict())
     learner.target_mixer.load_state_dict(other.mixer.state_dict())
     batch = random_batch(sizes, 6, seed=3)
@@ -97,18 +97,20 @@ def test_the_target_of_qmix_in_plain_python() -> None:
             z = batch.next_observation[agent, i].tolist()
             online = plain_values(learner.agents, agent, z)
             q.append(plain_values(other.agents, agent, z)[online.index(max(online))])
-        total = plain_mix(other.mixer, q, batch.next_state[i].tolist())
-        wanted.append(float(batch.reward[i]) + float(batch.discount[i]) * total)
+        total = plain_mix(other.mixer, q, batch.next_state[0, i].tolist())
+        wanted.append(float(batch.reward[0, i]) + float(batch.discount[0, i]) * total)
     # float32 against Python floats: a few roundings of values of order 1
-    torch.testing.assert_close(learner.target(batch)[0], torch.tensor(wanted), atol=2e-6, rtol=2e-5)
+    torch.testing.assert_close(
+        learner.target(batch)[0, 0], torch.tensor(wanted), atol=2e-6, rtol=2e-5
+    )
 
 
 @pytest.mark.parametrize("mixer", ["qmix", "vdn", "independent"])
 @pytest.mark.parametrize("share", [False, True])
 def test_an_update_is_torchs_rmsprop_on_the_squared_error(mixer: str, share: bool) -> None:
     config = QmixConfig(mixer=mixer, hidden=[6], share_parameters=share, agent_rate=1e-2)
-    learner = Learner(config, 3, 5, 7, 4, seed=1)
-    mirror = Learner(config, 3, 5, 7, 4, seed=1)
+    learner = Learner(config, 3, 5, 7, 4, seeds=[1])
+    mirror = Learner(config, 3, 5, 7, 4, seeds=[1])
     groups = [{"params": list(mirror.agents.parameters()), "lr": config.agent_rate}]
     if mixer == "qmix":
         groups.append({"params": list(mirror.mixer.parameters()), "lr": config.mixer_rate})
@@ -130,16 +132,16 @@ def test_an_update_is_torchs_rmsprop_on_the_squared_error(mixer: str, share: boo
 @given(st.integers(0, 10_000), st.floats(0.1, 30.0))
 def test_q_tot_never_falls_when_an_agents_value_rises(seed: int, scale: float) -> None:
     generator = torch.Generator().manual_seed(seed)
-    mixer = MonotonicMixer(4, 9, width=8, hypernet=16, generator=generator)
+    mixer = MonotonicMixer(4, 9, width=8, hypernet=16, generators=[generator])
     q = (scale * torch.randn(4, 64, generator=generator)).requires_grad_()
-    state = scale * torch.randn(64, 9, generator=generator)
+    state = scale * torch.randn(1, 64, 9, generator=generator)
     (slope,) = torch.autograd.grad(mixer(q, state).sum(), q)
     assert bool((slope >= 0).all())
     assert bool((slope > 0).any())
 
 
 def test_a_shared_network_knows_who_it_is() -> None:
-    shared = AgentNetworks(3, 5, [8], 4, torch.Generator().manual_seed(0), share=True)
+    shared = AgentNetworks(3, 5, [8], 4, [torch.Generator().manual_seed(0)], share=True)
     z = torch.randn(1, 7, 5).expand(3, -1, -1)
     values = shared(z)
     assert not torch.equal(values[0], values[1])
@@ -151,7 +153,7 @@ def test_a_shared_network_knows_who_it_is() -> None:
 def test_replay_returns_what_was_stored(n_step: int) -> None:
     """Rewards and observations are numbered, so each sampled transition can be checked."""
     slots, episodes, gamma = 5, 4, 0.9
-    replay = Replay(40, episodes, agents=2, width=1, state_width=1, slots=slots, seed=0)
+    replay = Replay(40, episodes, agents=2, width=1, state_width=1, slots=slots, seeds=[0])
 
     def number(batch: int, slot: int) -> torch.Tensor:
         return (1000.0 * batch + slot) + 100.0 * torch.arange(episodes)
@@ -159,39 +161,39 @@ def test_replay_returns_what_was_stored(n_step: int) -> None:
     for batch in range(7):
         for slot in range(slots):
             seen = number(batch, slot)
-            replay.see(torch.tensor([slot]), seen.expand(2, -1)[..., None], seen[:, None])
+            replay.see(torch.tensor([slot]), seen.expand(2, -1)[..., None], seen[None, :, None])
             if batch or slot >= n_step:
                 update = torch.tensor(10 * batch + slot)
                 replay.draw_ahead(update, 1, 64)
                 drawn = replay.sample(update, gamma, n_step)
                 check(drawn, slots, gamma, n_step)
-            replay.act(torch.full((2, episodes), slot), seen)
+            replay.act(torch.full((2, episodes), slot), seen[None])
     assert replay.rows == 11  # ten rows of four, and the one being written
 
 
 def check(drawn: Batch, slots: int, gamma: float, n_step: int) -> None:
-    here = drawn.state[:, 0]
+    here = drawn.state[0, :, 0]
     assert torch.equal(drawn.observation[0, :, 0], here)
     slot = drawn.choice[0]
     assert torch.equal(slot, (here % 100).long())
     left = torch.clamp(slots - slot, max=n_step)
     total = sum(torch.where(k < left, gamma**k * (here + k), 0.0) for k in range(n_step))
-    torch.testing.assert_close(drawn.reward, total)
+    torch.testing.assert_close(drawn.reward[0], total)
     goes_on = slot + n_step < slots
-    assert torch.equal(drawn.discount > 0, goes_on)
-    assert torch.equal(drawn.next_state[goes_on, 0], here[goes_on] + n_step)
+    assert torch.equal(drawn.discount[0] > 0, goes_on)
+    assert torch.equal(drawn.next_state[0, goes_on, 0], here[goes_on] + n_step)
     assert torch.equal(drawn.next_observation[1, goes_on, 0], here[goes_on] + n_step)
 
 
 def test_replay_draws_every_transition_alike() -> None:
-    replay = Replay(100, 10, agents=1, width=1, state_width=1, slots=1000, seed=0)
+    replay = Replay(100, 10, agents=1, width=1, state_width=1, slots=1000, seeds=[0])
     for slot in range(25):
         place = 10.0 * slot + torch.arange(10)
-        replay.see(torch.tensor([slot]), place[None, :, None], place[:, None])
-        replay.act(torch.zeros(1, 10, dtype=torch.int64), place)
-    replay.see(torch.tensor([25]), torch.zeros(1, 10, 1), torch.zeros(10, 1))
+        replay.see(torch.tensor([slot]), place[None, :, None], place[None, :, None])
+        replay.act(torch.zeros(1, 10, dtype=torch.int64), place[None])
+    replay.see(torch.tensor([25]), torch.zeros(1, 10, 1), torch.zeros(1, 10, 1))
     replay.draw_ahead(torch.tensor(0), 200, 512)
-    drawn = torch.cat([replay.sample(torch.tensor(u), 0.9).reward for u in range(200)])
+    drawn = torch.cat([replay.sample(torch.tensor(u), 0.9).reward[0] for u in range(200)])
     counts = torch.bincount(drawn.long(), minlength=250)
     assert counts[:150].sum() == 0  # only the newest 100 are kept
     # 102400 draws over 100 places: 1024 each, standard deviation 32

@@ -10,7 +10,7 @@ from fedfade.uplink import Rounds, gradient_source
 
 def uploads(policy: Policy, config: Config) -> float:
     """Mean clients delivered in 200 rounds whose fading and gradients were not trained on."""
-    rounds = Rounds(config, gradient_source(config), 20, seed=1_000_000)
+    rounds = Rounds(config, gradient_source(config), 20, seeds=[1_000_000])
     counts = [
         play_round(policy, rounds.scenario, rounds.round(b), torch.arange(20) + 20 * b).delivered
         for b in range(10)

@@ -41,20 +41,20 @@ class Interrupted(Exception):
     pass
 
 
+def stop_at(batch: int):
+    def look(trainer: Trainer, reports: object) -> None:
+        if trainer.batch == batch:
+            raise Interrupted
+
+    return look
+
+
 @pytest.mark.parametrize("gradients", ["synthetic", "learning"])
 def test_resumed_training_ends_in_the_same_bits(
     gradients: str, tiny: Config, tiny_federated: Config, tmp_path: Path
 ) -> None:
     config = tiny if gradients == "synthetic" else tiny_federated
     train(config, tmp_path / "whole")
-
-    def stop_at(batch: int):
-        def look(trainer: Trainer, report: object) -> None:
-            if trainer.batch == batch:
-                raise Interrupted
-
-        return look
-
     for batch in (1, 3, 5):  # each time the batch after the checkpoint is lost and played again
         with pytest.raises(Interrupted):
             train(config, tmp_path / "parts", stop_at(batch), checkpoint_s=0.0)
@@ -133,7 +133,7 @@ def test_the_last_episode_decides_the_federated_update(overrides: list[str]) -> 
     for batch in range(8):
         trainer.play_batch()
         assert len(delivered) == (batch + 1) // 4  # 4 batches of 5 episodes are a round
-    last = trainer.rollout.remaining_bits[-1] <= 0
+    last = trainer.rollout.delivered[:, -1]
     assert torch.equal(delivered[-1], last)
 
 
@@ -151,6 +151,49 @@ def test_episodes_repeat_their_fading_when_told_to(tiny: Config, overrides: list
     config = load_config("small-cell", [*overrides, "run.repeat_fading=true"])
     same = Trainer(config).rounds.round(0).fading
     assert torch.equal(same[0], same[19])
+
+
+def test_several_seeds_in_one_program_are_each_what_they_are_alone(
+    tiny_federated: Config, tmp_path: Path
+) -> None:
+    """Sums of other lengths round differently, so to a few roundings and not to the bit."""
+    train(tiny_federated, tmp_path / "many", seeds=[3, 4, 5])
+    for seed in (3, 5):
+        alone = run_module.with_seed(tiny_federated, seed)
+        train(alone, tmp_path / str(seed))
+        one = final_tensors(tmp_path / str(seed))
+        other = final_tensors(tmp_path / "many" / f"seed-{seed}")
+        assert one.keys() == other.keys()
+        assert torch.equal(one["replay/choice"], other["replay/choice"])
+        for name, tensor in one.items():
+            torch.testing.assert_close(tensor, other[name], rtol=1e-4, atol=1e-5, equal_nan=True)
+        assert load_checkpoint(tmp_path / "many" / f"seed-{seed}").config == alone
+
+
+@pytest.mark.parametrize("share", ["false", "true"])
+def test_several_seeds_with_shared_networks(overrides: list[str], share: str) -> None:
+    config = load_config("small-cell", [*overrides, f"qmix.share_parameters={share}"])
+    both, alone = Trainer(config, seeds=[0, 1]), Trainer(config, seeds=[1])
+    for _ in range(3):
+        ours, theirs = both.play_batch()[1], alone.play_batch()[0]
+        assert ours[:6] == pytest.approx(theirs[:6], rel=1e-4, nan_ok=True)
+
+
+def test_seeds_saved_at_different_moments_draw_level(tiny: Config, tmp_path: Path) -> None:
+    """As after a kill between two saves: one seed is two batches behind. The other is trained
+    without it for a while, which rounds sums differently."""
+    train(tiny, tmp_path / "whole", seeds=[0, 1])
+    with pytest.raises(Interrupted):
+        train(tiny, tmp_path / "parts", stop_at(2), checkpoint_s=0.0, seeds=[0, 1])
+    with pytest.raises(Interrupted):
+        train(tiny, tmp_path / "parts" / "seed-0", stop_at(4), checkpoint_s=0.0)
+    train(tiny, tmp_path / "parts", seeds=[0, 1])
+    for seed in ("seed-0", "seed-1"):
+        one = final_tensors(tmp_path / "whole" / seed)
+        other = final_tensors(tmp_path / "parts" / seed)
+        assert torch.equal(one["replay/choice"], other["replay/choice"])
+        for name, tensor in one.items():
+            torch.testing.assert_close(tensor, other[name], rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 # --- bad input ---------------------------------------------------------------------------------
@@ -240,7 +283,7 @@ def test_broken_parameters_are_not_saved_over_good_ones(tiny: Config, tmp_path: 
 
 def test_rewards_that_are_no_numbers_stop_the_training(tiny: Config) -> None:
     trainer = Trainer(tiny)
-    trainer.rounds.gradients.inner = lambda seed, round: torch.full((4, 4), float("nan"))
+    trainer.rounds.gradients.inner = lambda seeds, round: torch.full((1, 4, 4), float("nan"))
     with pytest.raises(Diverged, match="rewards became"):
         trainer.play_batch()
 

@@ -30,12 +30,12 @@ def all_transitions() -> Batch:
     here, there = torch.eye(3)[state], torch.eye(3)[following]
     return Batch(
         observation=here.expand(2, -1, -1).contiguous(),
-        state=here,
+        state=here[None],
         choice=torch.tensor(choice).T.contiguous(),
-        reward=torch.tensor(reward),
+        reward=torch.tensor(reward)[None],
         next_observation=there.expand(2, -1, -1).contiguous(),
-        next_state=there,
-        discount=torch.tensor(discount),
+        next_state=there[None],
+        discount=torch.tensor(discount)[None],
     )
 
 
@@ -49,7 +49,7 @@ def learned_return(mixer: str, seed: int, updates: int = 1500) -> float:
         agent_rate=1e-3,
         mixer_rate=1e-3,
     )
-    learner = Learner(config, agents=2, width=3, state_width=3, actions=2, seed=seed)
+    learner = Learner(config, agents=2, width=3, state_width=3, actions=2, seeds=[seed])
     batch = all_transitions()
     for update in range(updates):
         learner.update(batch)

@@ -143,7 +143,7 @@ def _impulse(path: Path) -> object:
 
 
 def _gradients(path: Path) -> object:
-    return RecordedGradients(TINY, path).inner(3, 1)
+    return RecordedGradients(TINY, path).inner([3], 1)
 
 
 def _sweep(path: Path) -> object:

@@ -85,7 +85,7 @@ def test_every_valid_configuration_trains(tree: Tree, few_images: str) -> None:
     config = checked(tree)
     try:
         trainer = Trainer(config)
-        reports = [trainer.play_batch() for _ in range(2)]
+        reports = [trainer.play_batch()[0] for _ in range(2)]
     except UserError as error:
         one_sentence(error)
         return

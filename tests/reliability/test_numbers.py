@@ -132,6 +132,6 @@ def test_one_client_on_one_sub_band_trains(clients: int) -> None:
 
     changes = [f"learning.clients={clients}", "radio.subbands=1", "qmix.gradients=synthetic"]
     trainer = Trainer(load_config("small-cell", [*SMALL_CELL, *changes]))
-    report = [trainer.play_batch() for _ in range(2)][-1]
+    report = [trainer.play_batch() for _ in range(2)][-1][0]
     assert math.isfinite(report.reward)
     assert math.isfinite(report.loss)

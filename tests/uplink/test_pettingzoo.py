@@ -95,7 +95,7 @@ def test_it_is_the_batched_core() -> None:
     """A round played through the environment is the round `play_round` plays."""
     env = parallel_env("small-cell")
     observations, _ = env.reset(seed=3)
-    rounds = Rounds(env.config, gradient_source(env.config), 1, env._rounds.seed)
+    rounds = Rounds(env.config, gradient_source(env.config), 1, env._rounds.seeds)
 
     class Spread:
         """Client n on sub-band n mod 2, until it is done."""

@@ -73,7 +73,7 @@ def exchanges(rounds: int = 3) -> dict[str, object]:
     }
     for share in (False, True):
         sizes = (scenario.clients, observation_width(scenario), [250, 120, 120], scenario.actions)
-        agents = AgentNetworks(*sizes, torch.Generator().manual_seed(0), share)
+        agents = AgentNetworks(*sizes, [torch.Generator().manual_seed(0)], share)
         for weight in agents.weights:
             weight.data.mul_(3.0)
         trained = QmixPolicy(agents, config)

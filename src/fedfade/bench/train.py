@@ -95,8 +95,9 @@ def _layers(trainer: Trainer) -> list[tuple[Tensor, Tensor, Tensor]]:
     mixer = trainer.learner.mixer
     assert isinstance(mixer, MonotonicMixer)
     for layer in (mixer.enter, mixer.first, mixer.second, mixer.value):
-        x, g = torch.randn(batch, layer.in_features), torch.randn(batch, layer.out_features)
-        found.append((x[None], layer.weight.detach().T[None].clone(), g[None]))
+        runs, fan_in, fan_out = layer.weight.shape
+        x, g = torch.randn(runs, batch, fan_in), torch.randn(runs, batch, fan_out)
+        found.append((x, layer.weight.detach().clone(), g))
     return found
 
 

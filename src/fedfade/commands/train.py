@@ -25,6 +25,9 @@ def train(
     out: Annotated[Path, typer.Option(help="folder of the training; continued if it has begun")],
     episodes: Annotated[int | None, typer.Option(help="training episodes")] = None,
     seed: Annotated[int | None, typer.Option(help="seed")] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=1000, help="policies trained side by side, from seed on")
+    ] = 1,
     gradients: Annotated[
         str | None, typer.Option(help="learning, synthetic, or a recording (.npz)")
     ] = None,
@@ -39,6 +42,7 @@ def train(
 
     from fedfade.config import load_config
     from fedfade.qmix import train as run
+    from fedfade.qmix.run import seed_folder
 
     changes = with_data_dir(overrides, data_dir)
     for field, value in (
@@ -56,15 +60,19 @@ def train(
     advice = f"the same command continues in {out}"
     with stopping_cleanly(advice), time_left("episodes", config.qmix.episodes) as progress:
 
-        def tell(trainer: Trainer, report: Report) -> None:
-            progress(report.episodes, f"{report.uploads:.2f} uploads")
+        def tell(trainer: Trainer, reports: list[Report]) -> None:
+            uploads = sum(report.uploads for report in reports) / len(reports)
+            progress(reports[0].episodes, f"{uploads:.2f} uploads")
 
-        trainer = run(config, out, tell)
-    _finish(out, config.learning.clients, Path(preset).stem, trainer)
+        numbers = range(config.run.seed, config.run.seed + seeds)
+        trainer = run(config, out, tell, seeds=numbers)
+    clients, name = config.learning.clients, Path(preset).stem
+    for number in numbers:
+        _finish(out if seeds == 1 else seed_folder(out, number), clients, name, trainer)
 
 
 def _finish(out: Path, clients: int, name: str, trainer: Trainer) -> None:
-    """Last figures and the curve."""
+    """Last figures and the curve of one seed."""
     from fedfade.qmix.run import saved_curve
     from fedfade.storage import writing
 

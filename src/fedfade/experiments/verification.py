@@ -98,7 +98,7 @@ def _verify_training(folder: Path, steps: int, device: torch.device, tell: Tell)
         trainer = Trainer(stored.config, device)
         for number, then in zip(range(answer.again), curve, strict=False):
             tell(number, "training")
-            now = trainer.play_batch()
+            now = trainer.play_batch()[0]
             for name in Report._fields:
                 place = f"episode {now.episodes}"
                 answer.compare(place, name, getattr(then, name), getattr(now, name))

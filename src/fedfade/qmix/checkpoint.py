@@ -28,7 +28,7 @@ from fedfade.errors import UserError
 from fedfade.storage import MAX_ARRAY_BYTES, read_bytes, read_json, write_json, writing
 
 FORMAT = "fedfade qmix checkpoint"
-VERSION = 1
+VERSION = 2
 INDEX = "checkpoint.json"
 
 # Agents act in another scenario only where what they see and do means the same there.
@@ -42,6 +42,7 @@ _MEANING = (
     "radio.power_levels_dbm",
     "allocation.observe",
     "allocation.hide",
+    "allocation.csi_delay_slots",
 )
 # What may change between a training and its continuation.
 _FREE = (

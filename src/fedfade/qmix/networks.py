@@ -1,7 +1,8 @@
 """The networks of QMIX: one small MLP an agent, and what combines their values.
 
-All agents are computed at once: their weights are stacked, [agent, in, out], and a layer is one
-batched matrix product over [agent, batch, features].
+All agents of all runs are computed at once: their weights are stacked, [run x agent, in, out], and
+a layer is one batched matrix product over [run x agent, batch, features]. A run is one training
+seed; runs share no number.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from fedfade.config import QmixConfig
+from fedfade.graphs import Aside
 
 
 class AgentNetworks(nn.Module):
-    """Q_n(z_n, .) of every agent: observations [agent, batch, width] to [agent, batch, action].
+    """Q_n(z_n, .) of every agent of every run.
 
-    With `share`, one network serves all agents and is told by a one-hot id which one it is.
+    Observations [run x agent, batch, width] become values [run x agent, batch, action]. There are
+    as many runs as generators of initial weights. With `share`, one network serves all agents of
+    a run and is told by a one-hot id which one it is.
 
-    >>> networks = AgentNetworks(10, 18, [250, 120, 120], 16, torch.Generator().manual_seed(0))
+    >>> networks = AgentNetworks(10, 18, [250, 120, 120], 16, [torch.Generator().manual_seed(0)])
     >>> networks(torch.zeros(10, 512, 18)).shape
     torch.Size([10, 512, 16])
     """
@@ -32,11 +36,12 @@ class AgentNetworks(nn.Module):
         width: int,
         hidden: Sequence[int],
         actions: int,
-        generator: torch.Generator,
+        generators: Sequence[torch.Generator],
         share: bool = False,
     ) -> None:
         super().__init__()
         self.agents = agents
+        self.runs = len(generators)
         self.share = share
         sizes = [width + agents if share else width, *hidden, actions]
         copies = 1 if share else agents
@@ -44,8 +49,8 @@ class AgentNetworks(nn.Module):
         self.biases = nn.ParameterList()
         for fan_in, fan_out in pairwise(sizes):
             bound = 1.0 / math.sqrt(fan_in)  # as torch.nn.Linear
-            self.weights.append(_uniform((copies, fan_in, fan_out), bound, generator))
-            self.biases.append(_uniform((copies, 1, fan_out), bound, generator))
+            self.weights.append(_uniform((copies, fan_in, fan_out), bound, generators))
+            self.biases.append(_uniform((copies, 1, fan_out), bound, generators))
 
     def forward(self, observation: Tensor) -> Tensor:
         """Values of every action for every agent."""
@@ -63,7 +68,7 @@ class AgentNetworks(nn.Module):
             x = torch.baddbmm(bias, tape[-1], weight, out=out)
             tape.append(x.relu_() if layer < last else x)
         if self.share:
-            tape[-1] = tape[-1].view(self.agents, -1, tape[-1].shape[-1])
+            tape[-1] = tape[-1].view(self.runs * self.agents, -1, tape[-1].shape[-1])
         return tape
 
     def make_room(self, batch: int) -> list[Tensor]:
@@ -74,28 +79,47 @@ class AgentNetworks(nn.Module):
 
     @torch.no_grad()
     def backward(
-        self, tape: list[Tensor], choice: Tensor, slope: Tensor, room: list[Tensor]
+        self, tape: list[Tensor], choice: Tensor, slope: Tensor, room: list[Tensor], aside: Aside
     ) -> None:
-        """Write the gradient of every parameter from d loss / d Q(chosen): both [agent, batch].
+        """Write the gradient of every parameter from d loss / d Q(chosen): [run x agent, batch].
 
         By hand, because autograd would spend a tenth of an update on copies between the matrix
-        products; the tests compare it with autograd.
+        products; the tests compare it with autograd. A layer's parameters wait for nobody, so
+        their gradients are worked out beside the way down.
         """
         g = torch.zeros_like(tape[-1]).scatter_(-1, choice[..., None], slope[..., None])
-        g = g.flatten(0, 1)[None] if self.share else g
+        g = g.view(self.runs, -1, g.shape[-1]) if self.share else g
         for layer in reversed(range(len(self.weights))):
             weight, bias, x = self.weights[layer], self.biases[layer], tape[layer]
-            torch.bmm(x.mT, g, out=weight.grad)
-            torch.sum(g, 1, keepdim=True, out=bias.grad)
+            with aside.work():
+                torch.bmm(x.mT, g, out=weight.grad)
+                torch.sum(g, 1, keepdim=True, out=bias.grad)
             if layer:
                 g = torch.bmm(g, weight.mT, out=room[layer - 1])
                 torch.ops.aten.threshold_backward.grad_input(g, x, 0, grad_input=g)
+        aside.join()
 
     def _with_id(self, observation: Tensor) -> Tensor:
-        """[agent, batch, width] -> [1, agent * batch, width + agent]."""
+        """[run x agent, batch, width] -> [run, agent x batch, width + agent]."""
         who = torch.eye(self.agents, device=observation.device)[:, None, :]
-        who = who.expand(-1, observation.shape[1], -1)
-        return torch.cat([observation, who], dim=-1).flatten(0, 1)[None]
+        who = who.repeat(self.runs, 1, 1).expand(-1, observation.shape[1], -1)
+        whole = torch.cat([observation, who], dim=-1)
+        return whole.view(self.runs, -1, whole.shape[-1])
+
+
+class StackedLinear(nn.Module):
+    """One linear layer a run: [run, batch, in] -> [run, batch, out]."""
+
+    def __init__(self, fan_in: int, fan_out: int, generators: Sequence[torch.Generator]) -> None:
+        super().__init__()
+        bound = 1.0 / math.sqrt(fan_in)  # as torch.nn.Linear
+        weight = _uniform((1, fan_out, fan_in), bound, generators)
+        self.weight = nn.Parameter(weight.detach().mT.contiguous())
+        self.bias = _uniform((1, 1, fan_out), bound, generators)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x W + b."""
+        return torch.baddbmm(self.bias, x, self.weight)
 
 
 class MonotonicMixer(nn.Module):
@@ -106,64 +130,69 @@ class MonotonicMixer(nn.Module):
     """
 
     def __init__(
-        self, agents: int, state: int, width: int, hypernet: int, generator: torch.Generator
+        self,
+        agents: int,
+        state: int,
+        width: int,
+        hypernet: int,
+        generators: Sequence[torch.Generator],
     ) -> None:
         super().__init__()
         self.agents = agents
         self.width = width
-        self.enter = _linear(state, 2 * hypernet + 2 * width, generator)
-        self.first = _linear(hypernet, agents * width, generator)  # weights of layer 1
-        self.second = _linear(hypernet, width, generator)  # weights of layer 2
-        self.value = _linear(width, 1, generator)  # bias of layer 2
+        self.enter = StackedLinear(state, 2 * hypernet + 2 * width, generators)
+        self.first = StackedLinear(hypernet, agents * width, generators)  # weights of layer 1
+        self.second = StackedLinear(hypernet, width, generators)  # weights of layer 2
+        self.value = StackedLinear(width, 1, generators)  # bias of layer 2
         self.parts = (hypernet, hypernet, width, width)
 
     def forward(self, q: Tensor, state: Tensor) -> Tensor:
-        """q [agent, batch], state [batch, width] -> Q_tot [1, batch]."""
+        """q [run x agent, batch], state [run, batch, width] -> Q_tot [run, 1, batch]."""
         for_first, for_second, for_value, bias = self.enter(state).split(self.parts, dim=-1)
-        first = self.first(for_first.relu()).abs().view(-1, self.agents, self.width)
-        second = self.second(for_second.relu()).abs()  # [batch, width]
+        first = self.first(for_first.relu()).abs().unflatten(-1, (self.agents, self.width))
+        second = self.second(for_second.relu()).abs()  # [run, batch, width]
         # A weighted sum over ten agents: cheaper as multiply and add than as 512 tiny products.
-        hidden = nn.functional.elu((q.T[:, :, None] * first).sum(1) + bias)
-        total: Tensor = (hidden * second).sum(-1) + self.value(for_value.relu())[:, 0]
-        return total[None]
+        by_sample = _by_run(q, state).mT[..., None]  # [run, batch, agent, 1]
+        hidden = nn.functional.elu((by_sample * first).sum(2) + bias)
+        total: Tensor = (hidden * second).sum(-1) + self.value(for_value.relu())[..., 0]
+        return total[:, None]
+
+
+def _by_run(q: Tensor, state: Tensor) -> Tensor:
+    """[run x agent, batch] -> [run, agent, batch]; the state has the runs in front."""
+    return q.view(len(state), -1, q.shape[-1])
 
 
 class SumMixer(nn.Module):
     """VDN: Q_tot is the sum."""
 
     def forward(self, q: Tensor, state: Tensor) -> Tensor:
-        """q [agent, batch] -> [1, batch]."""
-        return q.sum(0, keepdim=True)
+        """q [run x agent, batch] -> [run, 1, batch]."""
+        return _by_run(q, state).sum(1, keepdim=True)
 
 
 class NoMixer(nn.Module):
     """Independent DQN: every agent learns from the common reward by itself."""
 
     def forward(self, q: Tensor, state: Tensor) -> Tensor:
-        """q [agent, batch] -> the same."""
-        return q
+        """q [run x agent, batch] -> [run, agent, batch]."""
+        return _by_run(q, state)
 
 
 def make_mixer(
-    config: QmixConfig, agents: int, state: int, generator: torch.Generator
+    config: QmixConfig, agents: int, state: int, generators: Sequence[torch.Generator]
 ) -> nn.Module:
     """The mixer `qmix.mixer` names."""
     if config.mixer == "vdn":
         return SumMixer()
     if config.mixer == "independent":
         return NoMixer()
-    return MonotonicMixer(agents, state, config.mixing_width, config.hypernet_width, generator)
+    return MonotonicMixer(agents, state, config.mixing_width, config.hypernet_width, generators)
 
 
-def _uniform(shape: Sequence[int], bound: float, generator: torch.Generator) -> nn.Parameter:
-    return nn.Parameter(torch.empty(*shape).uniform_(-bound, bound, generator=generator))
-
-
-def _linear(fan_in: int, fan_out: int, generator: torch.Generator) -> nn.Linear:
-    """A linear layer whose initial weights come from `generator`, not from the global one."""
-    layer = nn.Linear(fan_in, fan_out, device="meta").to_empty(device="cpu")
-    bound = 1.0 / math.sqrt(fan_in)
-    with torch.no_grad():
-        layer.weight.uniform_(-bound, bound, generator=generator)
-        layer.bias.uniform_(-bound, bound, generator=generator)
-    return layer
+def _uniform(
+    shape: Sequence[int], bound: float, generators: Sequence[torch.Generator]
+) -> nn.Parameter:
+    """One block of `shape` a run, each from the run's own generator: [run x shape[0], ...]."""
+    blocks = [torch.empty(*shape).uniform_(-bound, bound, generator=g) for g in generators]
+    return nn.Parameter(torch.cat(blocks))

@@ -28,8 +28,7 @@ class QmixPolicy:
     def __init__(self, agents: AgentNetworks, config: Config) -> None:
         self.agents = agents
         allocation = config.allocation
-        # Seeing who has finished is what the base station has to announce.
-        self.scope: Scope = "feedback" if "finished" in allocation.observe else "local"
+        self.scope = scope_of(config)
         self.gradient_aware = (
             "deviation" in allocation.observe and "gradient" not in allocation.hide
         )
@@ -44,6 +43,19 @@ class QmixPolicy:
         self.agents.to(view.observation.device)
         values = self.agents(view.observation.transpose(0, 1))
         return decode_action(view.scenario, values.argmax(-1).T)
+
+
+def scope_of(config: Config) -> Scope:
+    """What the base station has to announce so that agents can observe what they do.
+
+    >>> from fedfade.config import load_config
+    >>> scope_of(load_config("paper"))
+    'local'
+    """
+    observed = config.allocation.observe
+    if "others_fading" in observed and "fading" not in config.allocation.hide:
+        return "csi"
+    return "feedback" if "finished" in observed else "local"
 
 
 class ClientNetwork(nn.Module):
@@ -81,7 +93,7 @@ def load_agents(checkpoint: Checkpoint) -> AgentNetworks:
         observation_width(scenario),
         config.qmix.hidden,
         scenario.actions,
-        torch.Generator(),
+        [torch.Generator()],
         config.qmix.share_parameters,
     )
     found = checkpoint.tensors("agents")

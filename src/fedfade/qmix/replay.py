@@ -7,29 +7,33 @@ Position and fill are tensors, so that storing and sampling never wait for the d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedfade.graphs import fuse
-from fedfade.randomness import fold, integers, stream
+from fedfade.randomness import fold, integers, streams
 
 
 class Batch(NamedTuple):
     """Transitions for one update."""
 
-    observation: Tensor  # [agent, batch, width]
-    state: Tensor  # [batch, width]
-    choice: Tensor  # [agent, batch] int64
-    reward: Tensor  # [batch] discounted sum over the n steps
-    next_observation: Tensor  # [agent, batch, width]
-    next_state: Tensor  # [batch, width]
-    discount: Tensor  # [batch] gamma^n, or 0 where the episode ended
+    observation: Tensor  # [run x agent, batch, width]
+    state: Tensor  # [run, batch, width]
+    choice: Tensor  # [run x agent, batch] int64
+    reward: Tensor  # [run, batch] discounted sum over the n steps
+    next_observation: Tensor  # [run x agent, batch, width]
+    next_state: Tensor  # [run, batch, width]
+    discount: Tensor  # [run, batch] gamma^n, or 0 where the episode ended
 
 
 class Replay:
-    """A ring of rows [row, episode], kept flat: index = row * episodes + episode."""
+    """A ring of rows [row, episode], kept flat: index = row * episodes + episode.
+
+    Every run has its own; all runs store in step and draw each their own transitions.
+    """
 
     def __init__(
         self,
@@ -39,7 +43,7 @@ class Replay:
         width: int,
         state_width: int,
         slots: int,
-        seed: int,
+        seeds: Sequence[int],
         device: torch.device | str = "cpu",
     ) -> None:
         self.episodes = episodes
@@ -47,15 +51,19 @@ class Replay:
         # One row more than asked for: the newest observation, whose action is still to come.
         self.rows = -(-capacity // episodes) + 1
         flat = self.rows * episodes
-        self.observation = torch.zeros(agents, flat, width, device=device)
-        self.state = torch.zeros(flat, state_width, device=device)
-        self.choice = torch.zeros(agents, flat, dtype=torch.int64, device=device)
-        self.reward = torch.zeros(flat, device=device)
+        self.runs = runs = len(seeds)
+        self.observation = torch.zeros(runs * agents, flat, width, device=device)
+        self.state = torch.zeros(runs, flat, state_width, device=device)
+        self.choice = torch.zeros(runs * agents, flat, dtype=torch.int64, device=device)
+        self.reward = torch.zeros(runs, flat, device=device)
         self.slot = torch.zeros(self.rows, dtype=torch.int64, device=device)
         self.stored = torch.zeros((), dtype=torch.int64, device=device)  # rows ever completed
-        self._key = torch.tensor(stream(seed, "replay"), device=device)
+        self._keys = streams(seeds, "replay", device=device)  # [run]
         self._episode = torch.arange(episodes, device=device)
-        self._drawn = torch.zeros(0, 0, dtype=torch.int64, device=device)  # [update, transition]
+        first = flat * torch.arange(runs * agents, device=device)  # where each agent's part begins
+        self._agent_first = first.view(runs, agents, 1)
+        self._run_first = flat * torch.arange(runs, device=device)[:, None]
+        self._drawn = torch.zeros(0, dtype=torch.int64, device=device)  # [update, run, transition]
         self._first = torch.zeros((), dtype=torch.int64, device=device)
         self.sample = fuse(self._sample, self.observation.device)
 
@@ -64,31 +72,47 @@ class Replay:
         names = ("observation", "state", "choice", "reward", "slot", "stored")
         return {name: getattr(self, name) for name in names}
 
+    def take(self, run: int) -> dict[str, Tensor]:
+        """What one run remembers, as if it were alone."""
+        return {
+            "observation": self.observation.chunk(self.runs)[run],
+            "state": self.state[run],
+            "choice": self.choice.chunk(self.runs)[run],
+            "reward": self.reward[run],
+            "slot": self.slot,  # the same in all runs, as is the next
+            "stored": self.stored,
+        }
+
+    def put(self, run: int, found: dict[str, Tensor]) -> None:
+        """The reverse of `take`."""
+        for name, tensor in self.take(run).items():
+            tensor.copy_(found[name])
+
     def _place(self) -> Tensor:
         """Flat indices of the row being written: [episode]."""
         return self.stored % self.rows * self.episodes + self._episode
 
     def see(self, slot: Tensor, observation: Tensor, state: Tensor) -> None:
-        """Write what is observed now: [agent, episode, width], [episode, width]."""
+        """Write what is observed now: [run x agent, episode, width], [run, episode, width]."""
         place = self._place()
         self.observation.index_copy_(1, place, observation)
-        self.state.index_copy_(0, place, state)
+        self.state.index_copy_(1, place, state)
         self.slot.index_copy_(0, (self.stored % self.rows)[None], slot.view(1))
 
     def act(self, choice: Tensor, reward: Tensor) -> None:
-        """Complete the row: what was done [agent, episode] and what it brought [episode]."""
+        """Complete the row: what was done [run x agent, episode], what it brought [run, episode]."""
         place = self._place()
         self.choice.index_copy_(1, place, choice)
-        self.reward.index_copy_(0, place, reward)
+        self.reward.index_copy_(1, place, reward)
         self.stored.add_(1)
 
     def draw_ahead(self, update: Tensor, count: int, size: int) -> None:
         """Random numbers for the next `count` updates of `size` transitions: all in one go,
         because making them is many small operations."""
-        if self._drawn.shape != (count, size):
-            self._drawn = self._drawn.new_zeros(count, size)
+        if self._drawn.shape != (count, self.runs, size):
+            self._drawn = self._drawn.new_zeros(count, self.runs, size)
         numbers = update + torch.arange(count, device=update.device)
-        self._drawn.copy_(integers(fold(self._key, numbers), 1 << 31, (size,)))
+        self._drawn.copy_(integers(fold(self._keys, numbers[:, None]), 1 << 31, (size,)))
         self._first.copy_(update)
 
     def _sample(self, update: Tensor, gamma: float, n_step: int = 1) -> Batch:
@@ -96,7 +120,7 @@ class Replay:
         oldest = (self.stored - (self.rows - 1)).clamp(min=0)
         # The newest n-1 rows wait for the rewards that belong to them.
         ready = (self.stored - oldest - (n_step - 1)).clamp(min=1)
-        drawn = self._drawn.index_select(0, (update - self._first).view(1))[0]
+        drawn = self._drawn.index_select(0, (update - self._first).view(1))[0]  # [run, batch]
         draw = (drawn * (ready * self.episodes)) >> 31
         row = oldest + torch.div(draw, self.episodes, rounding_mode="floor")
         episode = draw % self.episodes
@@ -104,22 +128,34 @@ class Replay:
         there = (row + n_step) % self.rows * self.episodes + episode
         slot = self.slot[row % self.rows]
         return Batch(
-            observation=self.observation.index_select(1, here),
-            state=self.state.index_select(0, here),
-            choice=self.choice.index_select(1, here),
+            observation=self._of_agents(self.observation, here),
+            state=self._of_runs(self.state, here),
+            choice=self._of_agents(self.choice, here),
             reward=self._return(row, episode, slot, gamma, n_step),
-            next_observation=self.observation.index_select(1, there),
-            next_state=self.state.index_select(0, there),
+            next_observation=self._of_agents(self.observation, there),
+            next_state=self._of_runs(self.state, there),
             discount=torch.where(slot + n_step < self.slots, gamma**n_step, 0.0),
         )
+
+    def _of_agents(self, stored: Tensor, place: Tensor) -> Tensor:
+        """What all agents of a run stored in its places [run, batch]: [run x agent, batch, ...]."""
+        rows = (self._agent_first + place[:, None]).flatten()
+        found = stored.flatten(0, 1).index_select(0, rows)
+        return found.view(len(stored), -1, *stored.shape[2:])
+
+    def _of_runs(self, stored: Tensor, place: Tensor) -> Tensor:
+        """What runs stored in their places [run, batch]: [run, batch, ...]."""
+        rows = (self._run_first + place).flatten()
+        return stored.flatten(0, 1).index_select(0, rows).view(*place.shape, *stored.shape[2:])
 
     def _return(
         self, row: Tensor, episode: Tensor, slot: Tensor, gamma: float, n_step: int
     ) -> Tensor:
         """Discounted rewards of n steps; those after the deadline belong to another episode."""
-        total = self.reward[row % self.rows * self.episodes + episode]
+        total = self._of_runs(self.reward, row % self.rows * self.episodes + episode)
         for step in range(1, n_step):
             place = (row + step) % self.rows * self.episodes + episode
             inside = slot + step < self.slots
-            total = total + torch.where(inside, gamma**step * self.reward[place], 0.0)
+            reward = self._of_runs(self.reward, place)
+            total = total + torch.where(inside, gamma**step * reward, 0.0)
         return total

@@ -1,4 +1,4 @@
-"""Parallel episodes of one round under epsilon-greedy agents, slot after slot.
+"""Parallel episodes of one round of every run under epsilon-greedy agents, slot after slot.
 
 All that a slot needs is laid out before the first one, so a slot is a fixed chain of tensor
 operations on fixed buffers: nothing waits for the device and the chain can be captured.
@@ -6,13 +6,15 @@ operations on fixed buffers: nothing waits for the device and the chain can be c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from fedfade.graphs import fuse
 from fedfade.qmix.networks import AgentNetworks
 from fedfade.qmix.replay import Replay
-from fedfade.randomness import fold, integers, stream, uniform
+from fedfade.randomness import fold, integers, streams, uniform
 from fedfade.uplink import (
     Progress,
     Round,
@@ -32,27 +34,35 @@ from fedfade.uplink import (
 class Rollout:
     """The episodes being played; `begin` a round, then `step` once a slot."""
 
-    def __init__(self, scenario: Scenario, episodes: int, seed: int) -> None:
+    def __init__(self, scenario: Scenario, episodes: int, seeds: Sequence[int]) -> None:
         slots, clients, device = scenario.slots, scenario.clients, scenario.device
         width = observation_width(scenario)
         self.scenario = scenario
-        self.episodes = episodes
-        self._backdrop = torch.zeros(slots, clients, episodes, width, device=device)
-        self._state = torch.zeros(slots, episodes, state_width(scenario), device=device)
-        self._gain = torch.zeros(slots, episodes, clients, scenario.bands, device=device)
-        self._inner = torch.zeros(episodes, clients, clients, device=device)
-        self._explores = torch.zeros(slots, clients, episodes, dtype=torch.bool, device=device)
-        self._random = torch.zeros(slots, clients, episodes, dtype=torch.int64, device=device)
-        self._seen = torch.zeros(clients, episodes, width, device=device)
+        self.episodes = episodes  # of a run; the uplink plays those of all runs in one batch
+        self.runs = len(seeds)
+        played, agents = self.runs * episodes, self.runs * clients
+        self._backdrop = torch.zeros(slots, clients, played, width, device=device)
+        self._state = torch.zeros(slots, played, state_width(scenario), device=device)
+        self._gain = torch.zeros(slots, played, clients, scenario.bands, device=device)
+        self._inner = torch.zeros(played, clients, clients, device=device)
+        self._explores = torch.zeros(slots, agents, episodes, dtype=torch.bool, device=device)
+        self._random = torch.zeros(slots, agents, episodes, dtype=torch.int64, device=device)
+        self._seen = torch.zeros(agents, episodes, width, device=device)
         self._slots = torch.arange(slots, device=device)
-        self._key = torch.tensor(stream(seed, "exploration"), device=device)
+        self._keys = streams(seeds, "exploration", device=device)  # [run]
         self.slot = torch.zeros(1, dtype=torch.int64, device=device)
-        self.remaining_bits = torch.zeros(episodes, clients, device=device)
-        self.returns = torch.zeros(episodes, device=device)  # sum of slot rewards
+        self.remaining_bits = torch.zeros(played, clients, device=device)
+        self.returns = torch.zeros(self.runs, episodes, device=device)  # sum of slot rewards
         self._batch = torch.zeros((), dtype=torch.int64, device=device)
         self._epsilon = torch.zeros((), device=device)
         self._lay_out = fuse(self._write_round, device)
         self._advance = fuse(self._play_slot, device)
+
+    @property
+    def delivered(self) -> Tensor:
+        """Who has nothing left to send: [run, episode, client]."""
+        done = self.remaining_bits <= 0
+        return done.view(self.runs, self.episodes, -1)
 
     def begin(self, round_: Round, epsilon: float, batch: int, replay: Replay) -> None:
         """Lay out a round: observations, gains, and the random choices of all slots."""
@@ -74,10 +84,12 @@ class Rollout:
         self._inner.copy_(normalised_inner(round_.inner))
 
     def _draw_exploration(self) -> None:
-        keys = fold(fold(self._key, self._batch), self._slots)  # [slot]
-        shape = self._explores.shape[1:]
-        self._explores.copy_(uniform(fold(keys, 0), shape) < self._epsilon)
-        self._random.copy_(integers(fold(keys, 1), self.scenario.actions, shape))
+        keys = fold(fold(self._keys, self._batch), self._slots[:, None])  # [slot, run]
+        shape = (self.scenario.clients, self.episodes)
+        explores = uniform(fold(keys, 0), shape) < self._epsilon  # [slot, run, client, episode]
+        self._explores.copy_(explores.flatten(1, 2))
+        choice = integers(fold(keys, 1), self.scenario.actions, shape)
+        self._random.copy_(choice.flatten(1, 2))
 
     @torch.no_grad()
     def step(self, agents: AgentNetworks, replay: Replay) -> None:
@@ -85,13 +97,14 @@ class Rollout:
         self._advance(agents(self._seen), replay)
 
     def _play_slot(self, values: Tensor, replay: Replay) -> None:
-        """What follows from the agents' values [client, episode, action]."""
+        """What follows from the agents' values [run x client, episode, action]."""
         greedy = values.argmax(-1)
         choice = torch.where(self._now(self._explores), self._now(self._random), greedy)
         before = Progress(self.remaining_bits)
-        action = decode_action(self.scenario, choice.T)
+        action = decode_action(self.scenario, self._by_episode(choice))
         after, result = play_slot(self.scenario, before, self._now(self._gain), action)
         reward = slot_reward(self.scenario, self._inner, before, after, result)
+        reward = reward.view(self.runs, self.episodes)
         replay.act(choice, reward)
         self.returns.add_(reward)
         self.remaining_bits.copy_(after.remaining_bits)
@@ -102,10 +115,15 @@ class Rollout:
         """Observe the slot that begins. After the last there is none: what is written then is
         never bootstrapped from, and overwritten when the next round begins."""
         progress = Progress(self.remaining_bits)
-        self._seen.copy_(self._now(self._backdrop))
-        fill_observation(self.scenario, self._seen, progress)
+        seen = fill_observation(self.scenario, self._now(self._backdrop), progress)
+        seen = seen.view(len(seen), self.runs, self.episodes, -1).transpose(0, 1)
+        self._seen.copy_(seen.reshape(self._seen.shape))
         state = fill_state(self.scenario, self._now(self._state), progress)
-        replay.see(self.slot, self._seen, state)
+        replay.see(self.slot, self._seen, state.view(self.runs, self.episodes, -1))
+
+    def _by_episode(self, of_agent: Tensor) -> Tensor:
+        """[run x client, episode] -> [run x episode, client]."""
+        return of_agent.view(self.runs, -1, self.episodes).mT.flatten(0, 1)
 
     def _now(self, by_slot: Tensor) -> Tensor:
         """The row of the current slot, as a copy."""

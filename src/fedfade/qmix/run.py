@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -27,64 +28,132 @@ from fedfade.storage import folder_lock, write_text
 CURVE = "curve"
 """Name of the tensor [batch, figure] that holds every report so far."""
 
+OnReport = Callable[[Trainer, list[Report]], None]
+
 
 def train(
     config: Config,
     folder: Path,
-    on_report: Callable[[Trainer, Report], None] | None = None,
+    on_report: OnReport | None = None,
     checkpoint_s: float | None = None,
+    seeds: Sequence[int] | None = None,
 ) -> Trainer:
     """Train to `qmix.episodes`, or continue an interrupted training in `folder`.
 
-    The result does not depend on how often and where it was interrupted. SIGINT and SIGTERM wait
-    for the end of the batch, which is saved; a second one does not wait.
+    Several `seeds` are trained in one program, each into its own folder `seed-K` in `folder`, which
+    looks as if it had been trained alone. The result does not depend on how often and where the
+    training was interrupted. SIGINT and SIGTERM wait for the end of the batch, which is saved; a
+    second one does not wait.
     """
     checkpoint_s = config.run.checkpoint_s if checkpoint_s is None else checkpoint_s
-    with folder_lock(folder), matrix_products(config.run.precision):
-        trainer = Trainer(config, pick_device(config.run.device))
-        curve = _resume(trainer, folder)
-        write_text(folder / "config.yaml", render_config(config))
-        if trainer.batch < trainer.batches:
-            first = trainer.batch * trainer.rollout.episodes + 1
-            scalars = ScalarWriter(folder / "tensorboard", first)
-            try:
-                with interrupts_held() as asked:
-                    _play(trainer, folder, curve, scalars, on_report, checkpoint_s, asked)
-            finally:
-                scalars.close()
-            if asked():
-                raise KeyboardInterrupt
-        return trainer
+    seeds = [config.run.seed] if seeds is None else seeds
+    folders = [folder] if len(seeds) == 1 else [seed_folder(folder, seed) for seed in seeds]
+    everyone = [_Run(with_seed(config, s), f) for s, f in zip(seeds, folders, strict=True)]
+    with ExitStack() as stack:
+        stack.enter_context(matrix_products(config.run.precision))
+        for run in everyone:
+            stack.enter_context(folder_lock(run.folder))
+        while True:
+            group, until = _next_group(everyone)
+            trainer = Trainer(
+                config, pick_device(config.run.device), [run.config.run.seed for run in group]
+            )
+            for run in group:
+                write_text(run.folder / "config.yaml", render_config(run.config))
+            _resume(trainer, group)
+            last = trainer.batches if until is None else until
+            _play_to(trainer, group, last, on_report, checkpoint_s)
+            if until is None:
+                return trainer
+
+
+def seed_folder(folder: Path, seed: int) -> Path:
+    """Where a training of several seeds keeps one of them."""
+    return folder / f"seed-{seed}"
+
+
+def with_seed(config: Config, seed: int) -> Config:
+    """The config of one of several seeds."""
+    return config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
+
+
+class _Run:
+    """One seed and its folder."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        self.config = config
+        self.folder = folder
+        self.curve: list[Report] = []
+
+    def batch(self) -> int:
+        """Batches in its checkpoint."""
+        return load_checkpoint(self.folder).batch if has_checkpoint(self.folder) else 0
+
+
+def _next_group(everyone: list[_Run]) -> tuple[list[_Run], int | None]:
+    """Who is trained next and up to which batch (None: to the end, and everybody).
+
+    A program killed between two saves leaves some seeds a checkpoint behind; they draw level
+    before all go on together (the same numbers but for the rounding of sums).
+    """
+    batches = [run.batch() for run in everyone]
+    first = min(batches)
+    group = [run for run, batch in zip(everyone, batches, strict=True) if batch == first]
+    if len(group) == len(everyone):
+        return group, None
+    return group, min(batch for batch in batches if batch > first)
+
+
+def _play_to(
+    trainer: Trainer,
+    group: list[_Run],
+    until: int,
+    on_report: OnReport | None,
+    checkpoint_s: float,
+) -> None:
+    """Play up to a batch, or to where a stop is asked for; the last batch is saved."""
+    if trainer.batch >= until:
+        return
+    first = trainer.batch * trainer.rollout.episodes + 1
+    with ExitStack() as stack:
+        writers = [ScalarWriter(run.folder / "tensorboard", first) for run in group]
+        for writer in writers:
+            stack.callback(writer.close)
+        asked = stack.enter_context(interrupts_held())
+        _play(trainer, group, writers, until, on_report, checkpoint_s, asked)
+    if asked():
+        raise KeyboardInterrupt
 
 
 def _play(
     trainer: Trainer,
-    folder: Path,
-    curve: list[Report],
-    scalars: ScalarWriter,
-    on_report: Callable[[Trainer, Report], None] | None,
+    group: list[_Run],
+    writers: list[ScalarWriter],
+    until: int,
+    on_report: OnReport | None,
     checkpoint_s: float,
     asked: Callable[[], bool],
 ) -> None:
-    """Play to the end, or to where a stop is asked for; the last batch is saved."""
     saved = then = time.perf_counter()
     updates = int(trainer.updates)
-    while trainer.batch < trainer.batches:
-        report = trainer.play_batch()
-        curve.append(report)
+    while trainer.batch < until:
+        reports = trainer.play_batch()
         now, learned = time.perf_counter(), int(trainer.updates)
         slots = trainer.scenario.slots * trainer.rollout.episodes
         speed = {
             "slots per second": slots / (now - then),
             "updates per second": (learned - updates) / (now - then),
         }
-        scalars.write(report.episodes, _scalars(report) | speed)
+        for run, writer, report in zip(group, writers, reports, strict=True):
+            run.curve.append(report)
+            writer.write(report.episodes, _scalars(report) | speed)
         then, updates = now, learned
         if on_report is not None:
-            on_report(trainer, report)
-        stop = asked() or trainer.batch == trainer.batches
+            on_report(trainer, reports)
+        stop = asked() or trainer.batch == until
         if now - saved >= checkpoint_s or stop:
-            save(trainer, folder, curve)
+            for place, run in enumerate(group):
+                save(trainer, run.folder, run.curve, place)
             saved = now
         if stop:
             break
@@ -101,29 +170,33 @@ def _scalars(report: Report) -> dict[str, float]:
     }
 
 
-def save(trainer: Trainer, folder: Path, curve: list[Report]) -> None:
-    """Write a checkpoint, unless the last update has broken the networks."""
+def save(trainer: Trainer, folder: Path, curve: list[Report], run: int = 0) -> None:
+    """Write a checkpoint of one run, unless the last update has broken the networks."""
     if not finite(trainer.learner.tensors().values()):
         raise Diverged(
             f"training stopped at episode {curve[-1].episodes if curve else 0} because parameters "
             "became infinite or not a number; the last checkpoint before it is kept."
         )
-    training = trainer.snapshot() | {CURVE: torch.tensor(curve, dtype=torch.float64)}
+    training = trainer.snapshot(run) | {CURVE: torch.tensor(curve, dtype=torch.float64)}
     episodes = trainer.batch * trainer.rollout.episodes
-    agents = trainer.learner.agents.state_dict()
-    save_checkpoint(folder, trainer.config, trainer.batch, episodes, agents, training)
+    agents = trainer.learner.agents_of(run)
+    config = with_seed(trainer.config, trainer.seeds[run])
+    save_checkpoint(folder, config, trainer.batch, episodes, agents, training)
 
 
-def _resume(trainer: Trainer, folder: Path) -> list[Report]:
-    """Load the checkpoint of a folder, if there is one, into a trainer."""
-    if not has_checkpoint(folder):
-        return []
-    checkpoint = load_checkpoint(folder)
-    check_same_training(checkpoint, trainer.config)
-    found = checkpoint.tensors("training")
-    check_shapes(folder, found, trainer.tensors())
-    trainer.restore(checkpoint.batch, found)
-    return read_curve(found)
+def _resume(trainer: Trainer, group: list[_Run]) -> None:
+    """Load the checkpoints of a group, which are all of one batch, into a trainer."""
+    snapshots, batch = [], 0
+    for place, run in enumerate(group):
+        if has_checkpoint(run.folder):
+            checkpoint = load_checkpoint(run.folder)
+            check_same_training(checkpoint, run.config)
+            found = checkpoint.tensors("training")
+            check_shapes(run.folder, found, trainer.snapshot(place))
+            snapshots.append(found)
+            run.curve, batch = read_curve(found), checkpoint.batch
+    if snapshots:
+        trainer.restore(batch, snapshots)
 
 
 def saved_curve(folder: Path) -> list[Report]:

@@ -10,11 +10,15 @@
 
 Whatever is random is a function of (seed, purpose, batch, slot or update), and whatever is
 remembered is in `Trainer.tensors`, so a run continued from a checkpoint ends in the same bits.
+
+Several seeds are trained side by side as runs that share nothing but the clock: what a run does
+is what it would do alone.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,14 +27,14 @@ from torch import Tensor
 from fedfade.config import Config
 from fedfade.errors import UserError
 from fedfade.qmix.engine import Engine
-from fedfade.qmix.learner import Learner, copy_into
+from fedfade.qmix.learner import Learner
 from fedfade.qmix.replay import Replay
 from fedfade.qmix.rollout import Rollout
 from fedfade.uplink import Rounds, gradient_source, observation_width, state_width
 
 
 class Report(NamedTuple):
-    """One batch of episodes in figures."""
+    """One batch of episodes of one run in figures."""
 
     episodes: int  # played so far
     reward: float  # mean sum of slot rewards of an episode
@@ -46,37 +50,44 @@ class Diverged(UserError):
 
 
 class Trainer:
-    """QMIX agents learning on federated rounds.
+    """QMIX agents learning on federated rounds; one run for each of `seeds`, or for `run.seed`.
 
     >>> from fedfade.config import load_config
     >>> config = load_config("ring", ["qmix.gradients=synthetic", "radio.slots=5",
     ...     "qmix.batch_size=32", "qmix.hidden=[8]"])
-    >>> Trainer(config).play_batch().episodes
-    20
+    >>> [report.episodes for report in Trainer(config, seeds=[0, 1]).play_batch()]
+    [20, 20]
     """
 
-    def __init__(self, config: Config, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        config: Config,
+        device: torch.device | str = "cpu",
+        seeds: Sequence[int] | None = None,
+    ) -> None:
         self.config = config
-        qmix, seed = config.qmix, config.run.seed
-        episodes = qmix.parallel_episodes
+        self.seeds = [config.run.seed] if seeds is None else list(seeds)
+        qmix, episodes = config.qmix, config.qmix.parallel_episodes
         gradients = gradient_source(config, device)
-        self.rounds = Rounds(config, gradients, episodes, seed, device)
+        self.rounds = Rounds(config, gradients, episodes, self.seeds, device)
         scenario = self.rounds.scenario
         self.scenario = scenario
         sizes = (scenario.clients, observation_width(scenario), state_width(scenario))
-        self.learner = Learner(qmix, *sizes, scenario.actions, seed, device)
-        self.replay = Replay(qmix.replay_size, episodes, *sizes, scenario.slots, seed, device)
-        self.rollout = Rollout(scenario, episodes, seed)
+        self.learner = Learner(qmix, *sizes, scenario.actions, self.seeds, device)
+        slots, size = scenario.slots, qmix.replay_size
+        self.replay = Replay(size, episodes, *sizes, slots, self.seeds, device)
+        self.rollout = Rollout(scenario, episodes, self.seeds)
         self.batch = 0  # batches of episodes played
         self.updates = torch.zeros((), dtype=torch.int64, device=device)
-        self._loss = torch.zeros((), device=device)  # sums over the updates of a batch
-        self._q = torch.zeros((), device=device)
+        runs = len(self.seeds)
+        self._loss = torch.zeros(runs, device=device)  # sums over the updates of a batch
+        self._q = torch.zeros(runs, device=device)
         self._engine: Engine | None = None
 
     # --- Algorithm 1 ---------------------------------------------------------------------------
 
-    def play_batch(self) -> Report:
-        """Play one batch of parallel episodes, learning on the way."""
+    def play_batch(self) -> list[Report]:
+        """Play one batch of parallel episodes, learning on the way; a report for each run."""
         round_ = self.rounds.round(self.batch)
         epsilon = self.epsilon()
         self.rollout.begin(round_, epsilon, self.batch, self.replay)
@@ -95,10 +106,9 @@ class Trainer:
                     learned += 1
             if _passed(self.config.qmix.target_every, before, stored):
                 self.learner.copy_target()
-        delivered = self.rollout.remaining_bits <= 0
-        self.rounds.deliver(self.batch, delivered)
+        self.rounds.deliver(self.batch, self.rollout.delivered)
         self.batch += 1
-        return self._report(delivered, learned, epsilon)
+        return self._reports(learned, epsilon)
 
     def epsilon(self) -> float:
         """Exploration of the current batch: linear in the episodes played, then constant."""
@@ -144,55 +154,75 @@ class Trainer:
 
     # --- what happened -------------------------------------------------------------------------
 
-    def _report(self, delivered: Tensor, learned: int, epsilon: float) -> Report:
+    def _reports(self, learned: int, epsilon: float) -> list[Report]:
         """The figures of a batch; the only place where the host waits for the device."""
-        parts = [self.rollout.returns.mean(), delivered.sum(-1).float().mean(), self._loss, self._q]
-        reward, uploads, loss, q = torch.stack(parts).tolist()
-        report = Report(
-            episodes=self.batch * self.rollout.episodes,
-            reward=reward,
-            uploads=uploads,
-            loss=loss / learned if learned else math.nan,
-            q=q / learned if learned else math.nan,
-            epsilon=epsilon,
-            accuracy=self._accuracy(),
-        )
-        if not math.isfinite(reward) or (learned and not math.isfinite(loss)):
-            what = "rewards" if not math.isfinite(reward) else "the loss"
-            raise Diverged(
-                f"training stopped at episode {report.episodes} because {what} became "
-                "infinite or not a number; the last checkpoint before it is kept."
+        uploads = self.rollout.delivered.sum(-1).float().mean(-1)
+        parts = [self.rollout.returns.mean(-1), uploads, self._loss, self._q, self._accuracy()]
+        updates = learned or math.nan
+        reports = [
+            Report(
+                episodes=self.batch * self.rollout.episodes,
+                reward=reward,
+                uploads=delivered,
+                loss=loss / updates,
+                q=q / updates,
+                epsilon=epsilon,
+                accuracy=accuracy,
             )
-        return report
+            for reward, delivered, loss, q, accuracy in torch.stack(parts, -1).tolist()
+        ]
+        for seed, report in zip(self.seeds, reports, strict=True):
+            if not math.isfinite(report.reward):
+                raise self._diverged(seed, report, "rewards")
+            if learned and not math.isfinite(report.loss):
+                raise self._diverged(seed, report, "the loss")
+        return reports
 
-    def _accuracy(self) -> float:
-        """Test accuracy at the end of every n-th federated round."""
+    def _diverged(self, seed: int, report: Report, what: str) -> Diverged:
+        which = f" of seed {seed}" if len(self.seeds) > 1 else ""
+        return Diverged(
+            f"training{which} stopped at episode {report.episodes} because {what} became "
+            "infinite or not a number; the last checkpoint before it is kept."
+        )
+
+    def _accuracy(self) -> Tensor:
+        """Test accuracy at the end of every n-th federated round, else NaN: [run]."""
         _, number, part = self.rounds.place(self.batch)
         done = part == 0 and (number == 0 or number % self.config.qmix.evaluate_every == 0)
         accuracy = self.rounds.gradients.accuracy() if done else None
-        return math.nan if accuracy is None else accuracy
+        return torch.full_like(self._loss, math.nan) if accuracy is None else accuracy
 
     # --- what is remembered --------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that learning changes, by name; `restore` takes it back."""
+        """All that learning changes, by name."""
         found = {f"learner/{name}": t for name, t in self.learner.tensors().items()}
         found |= {f"replay/{name}": t for name, t in self.replay.tensors().items()}
         return found | {"updates": self.updates}
 
-    def restore(self, batch: int, tensors: dict[str, Tensor]) -> None:
-        """Continue after `batch` batches."""
-        copy_into(self.tensors(), tensors)
-        self.batch = batch
-        prefix = "gradients/"
-        self.rounds.gradients.restore(
-            {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-        )
+    def snapshot(self, run: int = 0) -> dict[str, Tensor]:
+        """Everything a continuation of a run needs, as if it had been trained alone."""
+        found = {f"learner/{name}": t for name, t in self.learner.take(run).items()}
+        found |= {f"replay/{name}": t for name, t in self.replay.take(run).items()}
+        task = self.rounds.gradients.tensors().items()
+        found |= {f"gradients/{name}": t[run : run + 1] for name, t in task}
+        return found | {"updates": self.updates}
 
-    def snapshot(self) -> dict[str, Tensor]:
-        """Everything a continuation needs, the federated task included."""
-        task = {f"gradients/{name}": t for name, t in self.rounds.gradients.tensors().items()}
-        return self.tensors() | task
+    def restore(self, batch: int, snapshots: Sequence[dict[str, Tensor]]) -> None:
+        """Continue after `batch` batches with what `snapshot` gave for each run."""
+        for run, found in enumerate(snapshots):
+            self.learner.put(run, _below("learner/", found))
+            self.replay.put(run, _below("replay/", found))
+            self.updates.copy_(found["updates"])
+        tasks = [_below("gradients/", found) for found in snapshots]
+        names = tasks[0] if tasks else {}
+        self.rounds.gradients.restore({n: torch.cat([task[n] for task in tasks]) for n in names})
+        self.batch = batch
+
+
+def _below(prefix: str, found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with `prefix`, without it."""
+    return {n.removeprefix(prefix): t for n, t in found.items() if n.startswith(prefix)}
 
 
 def _passed(every: int, before: int, after: int) -> int:

@@ -16,28 +16,29 @@ from torch import Tensor
 from fedfade.config import Config
 from fedfade.errors import UserError, not_allowed
 from fedfade.learning import Federation, ServerState, Updates, gram, load_data
-from fedfade.randomness import fold, normal, stream
+from fedfade.randomness import fold, normal, streams
 from fedfade.storage import read_npz, write_npz
 
 SYNTHETIC_WIDTH = 32  # dimensions the invented updates live in
 
 
 class GradientSource(Protocol):
-    """One federated task at a time; rounds are asked for in order."""
+    """One federated task a run at a time; rounds are asked for in order."""
 
     payload_bits: float
 
-    def inner(self, seed: int, round: int) -> Tensor:
-        """Gram matrix of a round's deviations, [client, client]; round 0 starts a new task."""
+    def inner(self, seeds: Sequence[int], round: int) -> Tensor:
+        """Gram matrices of a round's deviations, one for each task (its seed says which):
+        [run, client, client]; round 0 starts new tasks."""
 
     def deliver(self, delivered: Tensor) -> None:
-        """End the round: these clients [client] are averaged."""
+        """End the round: these clients [run, client] are averaged."""
 
-    def accuracy(self) -> float | None:
-        """Test accuracy of the global model now, where there is one."""
+    def accuracy(self) -> Tensor | None:
+        """Test accuracy of the global models now, where there are some: [run]."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """What an exact continuation needs."""
+        """What an exact continuation needs: [run, ...]."""
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Continue from `tensors`."""
@@ -57,24 +58,22 @@ class FederatedGradients:
         self._state: ServerState | None = None
         self._updates: Updates | None = None
 
-    def inner(self, seed: int, round: int) -> Tensor:
+    def inner(self, seeds: Sequence[int], round: int) -> Tensor:
         """Train every client from the current model."""
         if round == 0 or self._state is None:
-            self._state = self._federation.start([seed])
-        self._updates = self._federation.train(self._state, [seed], round)
-        return gram(self._updates, self._state.previous)[0][0]
+            self._state = self._federation.start(seeds)
+        self._updates = self._federation.train(self._state, seeds, round)
+        return gram(self._updates, self._state.previous)[0]
 
     def deliver(self, delivered: Tensor) -> None:
         """Average those who delivered."""
         assert self._state is not None
         assert self._updates is not None
-        self._state = self._federation.average(self._state, self._updates, delivered[None])
+        self._state = self._federation.average(self._state, self._updates, delivered)
 
-    def accuracy(self) -> float | None:
+    def accuracy(self) -> Tensor | None:
         """On the test set."""
-        if self._state is None:
-            return None
-        return float(self._federation.evaluate(self._state)[0][0])
+        return None if self._state is None else self._federation.evaluate(self._state)[0]
 
     def tensors(self) -> dict[str, Tensor]:
         """The server's state; the updates of a round begun are made again."""
@@ -104,21 +103,21 @@ class SyntheticGradients:
         self._clients = config.learning.clients
         self._device = torch.device(device)
 
-    def inner(self, seed: int, round: int) -> Tensor:
+    def inner(self, seeds: Sequence[int], round: int) -> Tensor:
         """A function of (seed, round) alone."""
-        task = torch.tensor(stream(seed, "synthetic gradients"), device=self._device)
+        task = streams(seeds, "synthetic gradients", device=self._device)  # [run]
         shape = (self._clients, SYNTHETIC_WIDTH)
         shared = normal(fold(task, 0), (1, SYNTHETIC_WIDTH))
         own = normal(fold(task, 1), shape)
         fresh = normal(fold(fold(task, 2), round), shape)
         deviation = 0.5 * shared + 0.7 * own + 0.7 * fresh
         scale = 0.03 / (SYNTHETIC_WIDTH * (1.0 + 0.03 * round))
-        return deviation @ deviation.T * scale
+        return deviation @ deviation.mT * scale
 
     def deliver(self, delivered: Tensor) -> None:
         """Nothing is learned."""
 
-    def accuracy(self) -> float | None:
+    def accuracy(self) -> Tensor | None:
         """There is no model."""
         return None
 
@@ -154,21 +153,21 @@ class RecordedGradients(SyntheticGradients):
         if not bool(self._inner.isfinite().all()):
             raise UserError(f"array 'inner' in {str(path)!r} holds numbers that are not finite.")
 
-    def inner(self, seed: int, round: int) -> Tensor:
+    def inner(self, seeds: Sequence[int], round: int) -> Tensor:
         """The task is chosen by the seed; a recording that is too short starts again."""
         tasks, rounds = self._inner.shape[:2]
-        return self._inner[seed % tasks, round % rounds]
+        return self._inner[[seed % tasks for seed in seeds], round % rounds]
 
 
 def record_gradients(config: Config, seeds: Sequence[int], path: Path) -> None:
     """Run federated rounds in which everybody delivers and record their Gram matrices."""
     source = FederatedGradients(config)
-    everybody = torch.ones(config.learning.clients, dtype=torch.bool)
+    everybody = torch.ones(1, config.learning.clients, dtype=torch.bool)
     tasks = []
     for seed in seeds:
         rounds = []
         for round in range(config.run.rounds):
-            rounds.append(source.inner(seed, round))
+            rounds.append(source.inner([seed], round)[0])
             source.deliver(everybody)
         tasks.append(torch.stack(rounds))
     write_npz(path, {"inner": torch.stack(tasks).numpy(force=True)})

@@ -156,7 +156,7 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
         return min(self._slot, self.scenario.slots - 1)
 
     def _new_rounds(self, seed: int) -> Rounds:
-        return Rounds(self.config, self._gradients, episodes=1, seed=seed)
+        return Rounds(self.config, self._gradients, episodes=1, seeds=[seed])
 
     def _observe(self) -> Dicts:
         blank = self._backdrop.observation[self._shown_slot].clone()

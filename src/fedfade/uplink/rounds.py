@@ -6,6 +6,8 @@ run's (paper: section V-A), so no fading comes twice and none of it is what `com
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -22,14 +24,18 @@ _AHEAD = 4000
 
 
 class Rounds:
-    """Upload problems in the order of training: batch b holds `episodes` episodes of one round."""
+    """Upload problems in the order of training: batch b holds `episodes` episodes of one round.
+
+    Several runs, one a seed, lie side by side: all their episodes are one batch of the uplink,
+    those of the first run first.
+    """
 
     def __init__(
         self,
         config: Config,
         gradients: GradientSource,
         episodes: int,
-        seed: int,
+        seeds: Sequence[int],
         device: torch.device | str = "cpu",
     ) -> None:
         per_round = config.run.episodes_per_round
@@ -42,7 +48,7 @@ class Rounds:
         self.config = config
         self.gradients = gradients
         self.episodes = episodes
-        self.seed = seed
+        self.seeds = list(seeds)
         self.device = torch.device(device)
         self.scenario = scenario_from_config(config, gradients.payload_bits, device)
         clients = config.learning.clients
@@ -53,7 +59,7 @@ class Rounds:
         self._round = -1
         self._trajectory: Trajectory | None = None
         self._ahead: dict[tuple[int, int, int], Tensor] = {}
-        self._inner = torch.zeros(clients, clients, device=device)
+        self._inner = torch.zeros(len(self.seeds), clients, clients, device=device)
 
     def place(self, batch: int) -> tuple[int, int, int]:
         """Cycle, federated round and place in it of a batch of episodes."""
@@ -64,52 +70,55 @@ class Rounds:
     def round(self, batch: int) -> Round:
         """The upload problem of batch number `batch`; batches are asked for in order."""
         cycle, number, part = self.place(batch)
-        seed = cycle_seed(self.seed, cycle)
+        seeds = [cycle_seed(seed, cycle) for seed in self.seeds]
         if cycle != self._cycle:
-            self._trajectory = self._walk(seed)
+            self._trajectory = self._walk(seeds)
         if (cycle, number) != (self._cycle, self._round):
-            self._inner = self.gradients.inner(seed, number).to(self.device)
+            self._inner = self.gradients.inner(seeds, number).to(self.device)
             self._cycle, self._round = cycle, number
         assert self._trajectory is not None
-        alpha = db_to_linear(self._trajectory.at(number).gain_db)  # [1, client]
+        alpha = db_to_linear(self._trajectory.at(number).gain_db)  # [run, client]
+        played = len(self.seeds) * self.episodes
         return Round(
-            alpha=alpha.expand(self.episodes, -1),
-            fading=self._fading(seed, number, part),
-            inner=self._inner.expand(self.episodes, -1, -1),
-            number=torch.full((self.episodes,), float(number), device=self.device),
+            alpha=alpha.repeat_interleave(self.episodes, 0),
+            fading=self._fading(seeds, (cycle, number, part)),
+            inner=self._inner.repeat_interleave(self.episodes, 0),
+            number=torch.full((played,), float(number), device=self.device),
         )
 
     def deliver(self, batch: int, delivered: Tensor) -> None:
-        """The last episode of a round decides who is averaged: delivered [episode, client]."""
+        """The last episode of a round decides who is averaged: delivered [run, episode, client]."""
         if self.place(batch)[2] == self._batches - 1:
-            self.gradients.deliver(delivered[-1])
+            self.gradients.deliver(delivered[:, -1])
 
-    def _walk(self, seed: int) -> Trajectory:
+    def _walk(self, seeds: Sequence[int]) -> Trajectory:
         # One layout is one layout: `fixed` keeps its places when the task starts again.
-        seed = self.seed if self.config.cell.placement == "fixed" else seed
-        return self._cell.trajectory([seed], self.config.run.rounds, device=self.device)
+        seeds = self.seeds if self.config.cell.placement == "fixed" else seeds
+        return self._cell.trajectory(seeds, self.config.run.rounds, device=self.device)
 
-    def _fading(self, seed: int, number: int, part: int) -> Tensor:
-        """[episode, slot, client, band], fresh for every episode unless it is to repeat."""
+    def _fading(self, seeds: Sequence[int], place: tuple[int, int, int]) -> Tensor:
+        """[run x episode, slot, client, band], fresh for every episode unless it is to repeat."""
         assert self._trajectory is not None
         if self.config.run.repeat_fading:
-            one = self._channel.small_scale_gain([seed], number, [0], self._trajectory)
-            return one[0].expand(self.episodes, -1, -1, -1)
-        place = (seed, number, part)
+            one = self._channel.small_scale_gain(seeds, place[1], [0], self._trajectory)
+            return one.expand(-1, self.episodes, -1, -1, -1).flatten(0, 1)
         if place not in self._ahead:
-            self._ahead = self._fetch(seed, number, part)
+            self._ahead = self._fetch(seeds, place)
         return self._ahead.pop(place)
 
-    def _fetch(self, seed: int, number: int, part: int) -> dict[tuple[int, int, int], Tensor]:
+    def _fetch(
+        self, seeds: Sequence[int], place: tuple[int, int, int]
+    ) -> dict[tuple[int, int, int], Tensor]:
         """The fading of this batch of episodes; on CUDA of the next rounds too, as cheaply."""
         assert self._trajectory is not None
-        clients, last = self.config.learning.clients, self.config.run.rounds
-        ahead = 1 if self.device.type == "cpu" else _AHEAD // (self.episodes * clients)
-        rounds = range(number, min(number + max(1, ahead), last))
-        first = part * self.episodes
-        episodes = range(first, first + self.episodes)
-        gains = self._channel.small_scale_gains([seed], rounds, episodes, self._trajectory)[0]
-        return {(seed, n, part): gain for n, gain in zip(rounds, gains, strict=True)}
+        cycle, number, part = place
+        batch = len(seeds) * self.episodes * self.config.learning.clients  # client-rounds
+        ahead = 1 if self.device.type == "cpu" else max(1, _AHEAD // batch)
+        rounds = range(number, min(number + ahead, self.config.run.rounds))
+        episodes = range(part * self.episodes, (part + 1) * self.episodes)
+        gains = self._channel.small_scale_gains(seeds, rounds, episodes, self._trajectory)
+        by_round = gains.transpose(0, 1).flatten(1, 2)  # [round, run x episode, slot, client, band]
+        return {(cycle, n, part): gain for n, gain in zip(rounds, by_round, strict=True)}
 
 
 def cycle_seed(seed: int, cycle: int) -> int:
