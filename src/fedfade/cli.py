@@ -19,6 +19,7 @@ from fedfade.commands.learn import learn
 from fedfade.commands.options import PresetArgument, SetOption
 from fedfade.commands.partition import partition
 from fedfade.commands.replay import replay
+from fedfade.commands.reproduce import reproduce
 from fedfade.commands.sweep import sweep
 from fedfade.commands.train import train
 from fedfade.commands.verify import verify
@@ -40,6 +41,7 @@ app.command(short_help="Draw one round of a comparison, slot by slot.")(replay)
 app.command(short_help="Train QMIX agents on the uplink.")(train)
 app.command(short_help="Write trained agents as ONNX, one per client.")(export)
 app.command(short_help="Run many configurations.")(sweep)
+app.command(short_help="The paper's figures and claims, from one command.")(reproduce)
 app.command(short_help="Check a finished run: same numbers again?")(verify)
 app.add_typer(channel.app, name="channel", short_help="Draw, show and import channel gains.")
 app.command(short_help="Train with perfect uploads.")(learn)

@@ -27,6 +27,12 @@ def bound(
     delivered: Annotated[
         int | None, typer.Option(help="clients that deliver each round, drawn at random; all")
     ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="policy that decides who delivers, instead of --delivered")
+    ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="folder of fedfade train, for --policy qmix")
+    ] = None,
     draws: Annotated[
         int, typer.Option(min=2, help="mini-batches per client behind each estimate")
     ] = 8,
@@ -41,6 +47,8 @@ def bound(
     from fedfade.commands.options import with_data_dir
     from fedfade.config import load_config
     from fedfade.device import pick_device
+    from fedfade.errors import UserError
+    from fedfade.experiments.bound import policy_delivery
     from fedfade.learning import Federation, load_data
     from fedfade.learning.estimation import bound_along_run
     from fedfade.learning.figures import bound_terms, check_figure_path, save
@@ -48,25 +56,31 @@ def bound(
 
     if figure is not None:
         check_figure_path(figure)
+    if policy is not None and delivered is not None:
+        raise UserError("--policy and --delivered exclude each other: choose one.")
     changes = with_data_dir(overrides, data_dir)
+    if checkpoint is not None:
+        changes.append(f"allocation.checkpoint={json_format.dumps(str(checkpoint))}")
     given = {"rounds": rounds, "device": device}
     changes += [f"run.{name}={value}" for name, value in given.items() if value is not None]
     config = load_config(preset, changes)
     federation = Federation(
         config.learning, load_data(config.learning), device=pick_device(config.run.device)
     )
+    arrived = delivered if policy is None else policy_delivery(config, policy, federation)
     rows: list[BoundRow] = []
     total = config.run.rounds
     with stopping_cleanly("nothing was written"), time_left("rounds", total) as tell:
-        for row in bound_along_run(federation, config.run.seed, total, delivered, draws):
+        for row in bound_along_run(federation, config.run.seed, total, arrived, draws):
             rows.append(row)
             tell(len(rows), "measuring")
     _print(rows)
-    who = "all" if delivered is None else f"{delivered} random"
+    who = "all of" if delivered is None else f"{delivered} random of"
+    who = f"{policy} decides which of" if policy is not None else who
     if table is not None:
         write_text(table, _csv(rows))
     if figure is not None:
-        title = f"{config.learning.data}: {who} of {config.learning.clients} clients deliver"
+        title = f"{config.learning.data}: {who} {config.learning.clients} clients deliver"
         save(bound_terms(rows, title), figure)
     if json:
         typer.echo(json_format.dumps({"rounds": [asdict(row) for row in rows]}))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedfade.allocation import GENIE, PERFECT, History
 from fedfade.experiments.metrics import Row, policies_of, series, served
@@ -28,6 +29,7 @@ _COLOURS = {
     "block-fading-schedule-feedback": "#7dcea0",
     "shortest-remaining-first": "#8e44ad",
     "qmix": "#d4ac0d",
+    "qmix-plus": "#00acc1",
 }
 _SPARE = ["#16a085", "#d35400", "#2c3e50", "#f06292", "#5d4037"]
 
@@ -46,20 +48,22 @@ def save(figure: Figure, path: Path) -> None:
         figure.savefig(temporary, dpi=130)
 
 
-def _figure(width: float, height: float) -> Figure:
+def blank(width: float, height: float) -> Figure:
+    """An empty figure, sizes in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _tidy(axes: Any) -> None:
+def tidy(axes: Any) -> None:
+    """Two spines and a light grid."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.25)
 
 
 def accuracy_figure(rows: Sequence[Row]) -> Figure:
     """Test accuracy against rounds: median over seeds, 10-90 % band."""
-    figure = _figure(8, 4.6)
+    figure = blank(8, 4.6)
     axes = figure.subplots()
     order = [p for p in policies_of(rows) if p != GENIE]
     seeds = 1
@@ -75,13 +79,13 @@ def accuracy_figure(rows: Sequence[Row]) -> Figure:
     axes.set(xlabel="federated round", ylabel="test accuracy in %")
     axes.set_title(f"Test accuracy, median and 10-90 % band over {seeds} seeds", loc="left")
     axes.legend(frameon=False, fontsize=9)
-    _tidy(axes)
+    tidy(axes)
     return figure
 
 
 def uploads_figure(rows: Sequence[Row], clients: int) -> Figure:
     """Delivered clients a round: mean, and how often how many."""
-    figure = _figure(8, 0.55 * len(policies_of(rows)) + 1.4)
+    figure = blank(8, 0.55 * len(policies_of(rows)) + 1.4)
     axes = figure.subplots()
     order = policies_of(rows)
     for place, policy in enumerate(order):
@@ -108,17 +112,27 @@ def uploads_figure(rows: Sequence[Row], clients: int) -> Figure:
 
 def served_figure(rows: Sequence[Row], clients: int) -> Figure:
     """Who is served: share of rounds in which each client delivered, clients by rank."""
-    order = [p for p in policies_of(rows) if p != GENIE]
-    figure = _figure(max(6.0, 0.45 * clients + 3.2), 0.5 * len(order) + 1.7)
-    axes = figure.subplots()
     seeds = sorted({row.seed for row in rows})
-    share = np.zeros((len(order), clients))
-    for place, policy in enumerate(order):
-        ranked = [
-            np.sort(served([r for r in rows if r.seed == seed], policy, clients))[::-1]
-            for seed in seeds
-        ]
-        share[place] = np.mean(ranked, axis=0)
+    shares = {
+        policy: np.mean(
+            [
+                np.sort(served([r for r in rows if r.seed == seed], policy, clients))[::-1]
+                for seed in seeds
+            ],
+            axis=0,
+        )
+        for policy in policies_of(rows)
+        if policy != GENIE
+    }
+    return share_map(shares)
+
+
+def share_map(shares: Mapping[str, NDArray[np.float64]]) -> Figure:
+    """Shares of rounds served, a row per policy, clients by rank."""
+    order, share = list(shares), np.array(list(shares.values()))
+    clients = share.shape[1]
+    figure = blank(max(6.0, 0.45 * clients + 3.2), 0.5 * len(order) + 1.7)
+    axes = figure.subplots()
     image = axes.imshow(share, cmap="YlGnBu", vmin=0, vmax=1, aspect="auto")
     if clients <= 20:
         for (row, column), value in np.ndenumerate(share):
@@ -142,7 +156,7 @@ def served_figure(rows: Sequence[Row], clients: int) -> Figure:
 def waste_figure(rows: Sequence[Row]) -> Figure:
     """Bits received a round: from finished uploads, and for nothing."""
     order = [p for p in policies_of(rows) if p not in (GENIE, PERFECT)]
-    figure = _figure(8, 0.5 * max(1, len(order)) + 1.4)
+    figure = blank(8, 0.5 * max(1, len(order)) + 1.4)
     axes = figure.subplots()
     for place, policy in enumerate(order):
         sent = series(rows, policy, "bits_sent").mean() / 1e6
@@ -179,7 +193,7 @@ def round_figure(
     left = history.remaining_bits[:, episode].cpu().numpy() / scenario.payload_bits
     palette = colormaps["tab10" if clients <= 10 else "gist_ncar"]
     shade = [palette(c if clients <= 10 else c / clients) for c in range(clients)]
-    figure = _figure(11, 2.2 + 0.55 * bands + 2.6)
+    figure = blank(11, 2.2 + 0.55 * bands + 2.6)
     lanes, progress = figure.subplots(2, 1, sharex=True, height_ratios=[max(1.2, 0.5 * bands), 2.2])
     positive = np.sort(np.unique(scenario.power_w.cpu().numpy()))
     for lane in range(bands):
@@ -219,7 +233,7 @@ def round_figure(
         loc="upper left",
         bbox_to_anchor=(1.0, 1.05),
     )
-    _tidy(progress)
+    tidy(progress)
     return figure
 
 

@@ -36,7 +36,7 @@ from fedfade.storage import (
 )
 
 # Where a run happens does not change what it computes.
-_FREE_FIELDS = ("run.device", "run.checkpoint_s", "learning.data_dir")
+FREE_FIELDS = ("run.device", "run.checkpoint_s", "learning.data_dir")
 
 
 def provenance(config: Config, device: torch.device) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class RunFolder:
                     "empty or new folder."
                 )
             return
-        differing = differences(load_config(stored), self.config, ignore=_FREE_FIELDS)
+        differing = differences(load_config(stored), self.config, ignore=FREE_FIELDS)
         if differing:
             raise UserError(
                 f"--out {str(self.path)!r} holds a run of another configuration, differing in "

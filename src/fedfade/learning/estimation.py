@@ -21,7 +21,7 @@ from fedfade.learning.bound import (
     rate_limit,
     rescaled_constants,
 )
-from fedfade.learning.fedavg import Step, steps
+from fedfade.learning.fedavg import Delivery, Step, steps
 from fedfade.learning.federation import Federation
 from fedfade.randomness import numpy_generator
 
@@ -56,7 +56,11 @@ class _Slopes:
 
 
 def bound_along_run(
-    federation: Federation, seed: int, rounds: int, delivered: int | None = None, draws: int = 8
+    federation: Federation,
+    seed: int,
+    rounds: int,
+    delivered: int | Delivery | None = None,
+    draws: int = 8,
 ) -> Iterator[BoundRow]:
     """Train one run and compare the bound with what happened, round by round."""
     for step in steps(federation, [seed], rounds, delivered):

@@ -34,6 +34,10 @@ class Step:
     after: ServerState
 
 
+Delivery = Callable[[int, ServerState, Updates], Tensor]
+"""Who delivers in a round, given the model it began with and the updates: [run, client] bool."""
+
+
 def random_delivery(
     seeds: Sequence[int], round: int, clients: int, count: int | None, device: torch.device
 ) -> Tensor:
@@ -51,15 +55,20 @@ def random_delivery(
 
 
 def steps(
-    federation: Federation, seeds: Sequence[int], rounds: int, delivered: int | None = None
+    federation: Federation,
+    seeds: Sequence[int],
+    rounds: int,
+    delivered: int | Delivery | None = None,
 ) -> Iterator[Step]:
-    """FedAvg round after round, all seeds at once."""
+    """FedAvg round after round, all seeds at once: all, a random few, or who `delivered` says."""
     state = federation.start(seeds)
     for round in range(rounds):
         updates = federation.train(state, seeds, round)
-        arrived = random_delivery(
-            seeds, round, federation.config.clients, delivered, federation.device
-        )
+        if callable(delivered):
+            arrived = delivered(round, state, updates)
+        else:
+            clients = federation.config.clients
+            arrived = random_delivery(seeds, round, clients, delivered, federation.device)
         after = federation.average(state, updates, arrived)
         yield Step(round, state, updates, arrived, after)
         state = after

@@ -1,0 +1,47 @@
+"""The convergence bound along a run in which an allocation policy decides who delivers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from fedfade.allocation import GENIE, PERFECT
+from fedfade.config import Config
+from fedfade.device import one_thread
+from fedfade.errors import not_allowed
+from fedfade.experiments.comparison import compared_policy
+from fedfade.experiments.uploads import Uplink
+from fedfade.learning import Federation, ServerState, Updates, gram, load_data
+from fedfade.learning.estimation import BoundRow, bound_along_run
+from fedfade.learning.fedavg import Delivery
+
+
+def bound_under(
+    config: Config, policy: str, device: torch.device, draws: int = 8
+) -> Iterator[BoundRow]:
+    """Every term of Theorem 1, round by round, on the first seed of `config`."""
+    federation = Federation(
+        config.learning, load_data(config.learning), device=device, precision=config.run.precision
+    )
+    delivered = policy_delivery(config, policy, federation)
+    return bound_along_run(federation, config.run.seed, config.run.rounds, delivered, draws)
+
+
+def policy_delivery(config: Config, name: str, federation: Federation) -> Delivery | None:
+    """Who delivers under a policy: the uploads `fedfade compare` plays on the first seed."""
+    if name == GENIE:
+        raise not_allowed("--policy", name, "a policy that sends, or perfect")
+    if name == PERFECT:
+        return None
+    policy = compared_policy(config, name)
+    one_seed = config.model_copy(update={"run": config.run.model_copy(update={"seeds": 1})})
+    uplink = Uplink(one_seed, federation.payload_bits, federation.device)
+
+    def deliver(number: int, state: ServerState, updates: Updates) -> Tensor:
+        inner, _ = gram(updates, state.previous)
+        with one_thread():
+            return uplink.play(policy, number, inner).delivered
+
+    return deliver

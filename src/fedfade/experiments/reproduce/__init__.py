@@ -1,0 +1,11 @@
+"""Every figure of the paper, and a few more, from one command: `fedfade reproduce`.
+
+Each part computes what is missing (trainings and comparisons in run folders that continue where
+they stopped), boils it down to small CSV files, and draws figures, facts (JSON) and a page of
+tables (Markdown) from those alone.
+"""
+
+from fedfade.experiments.reproduce.parts import PARTS, all_parts, reproduce
+from fedfade.experiments.reproduce.setting import SCALES, Grid, Setting, make_setting
+
+__all__ = ["PARTS", "SCALES", "Grid", "Setting", "all_parts", "make_setting", "reproduce"]

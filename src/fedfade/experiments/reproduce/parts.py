@@ -1,0 +1,133 @@
+"""The parts of a reproduction, in order, and what each leaves behind.
+
+DIR/PART/*.csv       what figures are drawn from
+DIR/PART/*.png       figures
+DIR/PART/PART.json   the figures behind the claims
+DIR/PART/PART.md     tables to paste
+DIR/claims.md        the paper's claims with verdicts
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from fedfade.errors import not_allowed
+from fedfade.experiments.reproduce import (
+    ablation,
+    accuracy,
+    bound,
+    claims,
+    partition,
+    regimes,
+    reward,
+)
+from fedfade.experiments.reproduce.setting import Setting, check_unseen
+from fedfade.storage import folder_lock, read_json, write_json, write_text
+
+
+class Part(NamedTuple):
+    """What a part does."""
+
+    compute: Callable[[Setting], None]
+    draw: Callable[[Setting], tuple[dict[str, object], str]]
+
+
+PARTS = {
+    "partition": Part(partition.compute, partition.draw),
+    "reward": Part(reward.compute, reward.draw),
+    "accuracy": Part(accuracy.compute, accuracy.draw),
+    "epochs": Part(accuracy.compute_epochs, accuracy.draw_epochs),
+    "ablation": Part(ablation.compute, ablation.draw),
+    "bound": Part(bound.compute, bound.draw),
+    "regimes": Part(regimes.compute, regimes.draw),
+}
+ALL = "all"
+
+
+def all_parts(wanted: str) -> list[str]:
+    """The parts a word stands for.
+
+    >>> all_parts("bound")
+    ['bound']
+    """
+    if wanted == ALL:
+        return list(PARTS)
+    if wanted not in PARTS:
+        raise not_allowed("part", wanted, f"one of {', '.join(PARTS)} or {ALL}")
+    return [wanted]
+
+
+def reproduce(setting: Setting, parts: Sequence[str], redraw: bool = False) -> str:
+    """Compute and draw some parts, then judge the claims; returns the page of claims.
+
+    With `redraw` nothing is computed: figures and tables are made again from the CSV files.
+    """
+    with folder_lock(setting.out):
+        for name in parts:
+            part = PARTS[name]
+            if not redraw:
+                part.compute(setting)
+            facts, text = part.draw(setting)
+            folder = setting.out / name
+            write_json(folder / f"{name}.json", _plain({"setting": _made_by(setting), **facts}))
+            write_text(folder / f"{name}.md", text + "\n")
+            setting.say(f"{name}: done, {folder}")
+        page = claims.page(claims.judge(_all_facts(setting)), _head(setting))
+        write_text(setting.out / "claims.md", page)
+    return page
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN."""
+    if isinstance(value, float):
+        return None if math.isnan(value) else value
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _all_facts(setting: Setting) -> dict[str, Any]:
+    """The JSON of every part that has been run in this folder."""
+    paths = {name: setting.out / name / f"{name}.json" for name in PARTS}
+    return {name: _known(read_json(path)) for name, path in paths.items() if path.is_file()}
+
+
+def _known(value: Any) -> Any:
+    """And back."""
+    if value is None:
+        return math.nan
+    if isinstance(value, dict):
+        return {name: _known(item) for name, item in value.items()}
+    return [_known(item) for item in value] if isinstance(value, list) else value
+
+
+def _made_by(setting: Setting) -> dict[str, object]:
+    base = setting.base
+    trained, tested = check_unseen(setting)
+    return {
+        "scale": setting.scale,
+        "data": base.learning.data,
+        "placement": base.cell.placement,
+        "rounds": base.run.rounds,
+        "episodes": base.qmix.episodes,
+        "training_seeds": setting.training_seeds,
+        "seeds_trained_on": trained,
+        "seeds_evaluated_on": tested,
+    }
+
+
+def _head(setting: Setting) -> str:
+    """What stood behind it, in a few sentences."""
+    made = _made_by(setting)
+    text = (
+        f"Data {made['data']}, placement {made['placement']}, {made['rounds']} rounds, agents "
+        f"trained for {made['episodes']} episodes at alpha {setting.centre.alpha:g}, n_c "
+        f"{setting.centre.clusters}, {len(setting.training_seeds)} training seeds. Channels and "
+        f"partitions of {made['seeds_evaluated_on']} seeds, none of the {made['seeds_trained_on']} "
+        "that training used; evaluation seed i meets the agents of training seed i."
+    )
+    if setting.scale == "paper":
+        return text
+    return f"{text} **Scale {setting.scale}: this checks the code, not the paper.**"
