@@ -14,6 +14,8 @@ from fedfade.allocation.schedules import (
     BlockFadingSchedule,
     FinishFeedbackSchedule,
     ShortestRemainingFirst,
+    WrapAroundChoice,
+    WrapAroundSchedule,
 )
 from fedfade.dotted import load_dotted
 from fedfade.errors import UserError, not_allowed
@@ -31,6 +33,8 @@ BUILT_IN: dict[str, Callable[[], Policy]] = {
         MaxIndividualRate,
         MaxSumRate,
         BlockFadingSchedule,
+        WrapAroundSchedule,
+        WrapAroundChoice,
         FinishFeedbackSchedule,
         ShortestRemainingFirst,
     )

@@ -15,7 +15,15 @@ from torch import Tensor
 from fedfade.allocation.assignment import assign
 from fedfade.allocation.policy import Scope, View, full_power
 from fedfade.uplink import Action
-from fedfade.uplink.plan import Timetable, expected_slots, shortest_first, timetable
+from fedfade.uplink.plan import (
+    GRACE,
+    Reservation,
+    Timetable,
+    expected_slots,
+    reserve,
+    shortest_first,
+    timetable,
+)
 
 
 def _expected_slots(view: View) -> Tensor:
@@ -44,6 +52,42 @@ class BlockFadingSchedule:
     def act(self, view: View, memory: Timetable) -> Action:
         """Send from the slot the timetable names."""
         return full_power(view, torch.where(memory.start <= view.slot, memory.band, -1))
+
+
+class WrapAroundSchedule:
+    """Decide once a round too, but let a client finish on another sub-band than it began on.
+
+    No slot is left over at the end of a sub-band because nobody could finish in it, and all
+    change sub-band every slot, so that nobody is stuck with a bad one.
+    """
+
+    name = "wrap-around-schedule"
+    scope: Scope = "local"
+    gradient_aware = False
+    choice = False
+
+    def begin(self, view: View) -> Reservation:
+        """The sub-bands each client may use in each slot."""
+        given = (view.scenario, view.snr, view.round_index, view.remaining_bits)
+        return reserve(*given, choice=self.choice)
+
+    def act(self, view: View, memory: Reservation) -> Action:
+        """The best of the own ones, going by the own fading; who is nearly done goes on."""
+        share = view.remaining_bits / view.scenario.payload_bits
+        nearly = share * memory.slots <= GRACE
+        mine = memory.bands[:, :, view.slot] | (memory.grace[:, :, view.slot] & nearly[..., None])
+        best = torch.where(mine, view.fading, -1.0).argmax(-1)
+        return full_power(view, torch.where(mine.any(-1), best, -1))
+
+
+class WrapAroundChoice(WrapAroundSchedule):
+    """The same, where sub-bands the plan leaves empty are reserved for those who send.
+
+    Having two or three to choose from lets clients finish who are too weak for one.
+    """
+
+    name = "wrap-around-choice"
+    choice = True
 
 
 @dataclass

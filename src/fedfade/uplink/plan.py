@@ -2,10 +2,15 @@
 
 The gains are announced to all, so every client computes the same plan and needs to hear nothing
 from the others during the round.
+
+    timetable   one client after another on a sub-band, as earlier work does
+    reserve     clients may change sub-band in mid-upload, so that no time is left over at the end
+                of any (McNaughton's wrap-around rule), and sub-bands nobody needs become a choice
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -86,3 +91,146 @@ def timetable(
         end.scatter_(1, client, torch.where(useful, done, torch.inf))
         free.scatter_(1, where, torch.where(useful, done, earliest))
     return Timetable(band, start, end, order.argsort(-1))
+
+
+# --- reserved sub-bands -------------------------------------------------------------------------
+
+SPARE = 1.3
+"""Nobody is given more than this many times the slots it is expected to need."""
+
+UNCERTAINTY = 0.04
+"""Standard deviation of a client's mean rate in a round, relative to what is expected of it."""
+
+GRACE = 5
+"""Slots that who is nearly done may go on sending after its turn."""
+
+LIKENESS = 0.6
+"""Best of m sub-bands counts as best of 1 + 0.6 (m - 1) independent ones: neighbours fade alike."""
+
+
+class Reservation(NamedTuple):
+    """Which sub-bands each client may use in each slot; no sub-band is anybody else's as well."""
+
+    bands: Tensor  # [episode, client, slot, band] bool
+    grace: Tensor  # [episode, client, slot, band] bool, where to go on just after the own turn
+    slots: Tensor  # [episode, client] expected slots alone on one sub-band
+    rank: Tensor  # [episode, client] place in the order of service, 0 first
+
+
+def best_rate(snr: Tensor, choices: float, shape: float) -> Tensor:
+    """Mean of log2(1 + snr * h), h the best of `choices` sub-bands, in bit/s/Hz.
+
+    One sub-band fades like a gamma variable of unit mean: shape 1 is Rayleigh, a mean over many
+    subcarriers is nearer to shape 2.
+
+    >>> [round(float(best_rate(torch.tensor(100.0), m, 1.0)), 2) for m in (1, 2, 4)]
+    [5.88, 6.56, 7.17]
+    """
+    x = torch.linspace(-16.0, 4.5, 192, device=snr.device)  # h = e^x, as in `ergodic_rate`
+    log_density = shape * (x + math.log(shape) - torch.exp(x)) - math.lgamma(shape)
+    one = torch.exp(log_density)
+    one = one / one.sum()
+    below = one.cumsum(0) - 0.5 * one
+    power = 1.0 + LIKENESS * (choices - 1)
+    best = one * below ** (power - 1.0)
+    return (torch.log2(1.0 + snr[..., None] * torch.exp(x)) * (best / best.sum())).sum(-1)
+
+
+def reserve(
+    scenario: Scenario,
+    snr: Tensor,
+    round_number: Tensor,
+    remaining_bits: Tensor | None = None,
+    choice: bool = True,
+) -> Reservation:
+    """Serve as many clients as are likely to finish, shortest first, and share out what is left.
+
+    The clients served stand in one long row of C * T slots, cut into C sub-bands: who is cut
+    sends at the end of one sub-band and at the beginning of the next, which never overlap. All
+    change sub-band every slot in step, so that nobody is left with a bad one. With `choice`,
+    sub-bands that the row does not fill are dealt to those who send, weakest first.
+    """
+    if remaining_bits is None:
+        remaining_bits = torch.full_like(snr, scenario.payload_bits)
+    bits = scenario.bandwidth_hz * scenario.slot_s
+    choices = range(1, scenario.bands + 1 if choice else 2)
+    rate = torch.stack([best_rate(snr, m, scenario.fading_shape) for m in choices], -1) * bits
+    tiny = torch.finfo(torch.float32).tiny
+    slots = remaining_bits / rate[..., 0].clamp(min=tiny)  # [episode, client]
+    order = shortest_first(scenario, slots, round_number)
+    # From here on clients are in the order of service: [episode, place].
+    needed = slots.gather(1, order)
+    rate = rate.gather(1, order[..., None].expand(-1, -1, len(choices)))
+    rate = rate / remaining_bits.gather(1, order).clamp(min=1.0)[..., None]  # payloads a slot
+    given = _most_likely(scenario, needed, rate)
+    own = _row(scenario, given)
+    mine = own | _deal(own) if choice else own
+    rank = order.argsort(-1)
+    place = rank[..., None, None].expand(mine.shape)
+    bands, grace = (_hop(part.gather(1, place)) for part in (mine, _after(own)))
+    return Reservation(bands, grace, slots, rank)
+
+
+def _most_likely(scenario: Scenario, needed: Tensor, rate: Tensor) -> Tensor:
+    """Slots for each place [episode, place]: of serving the first 1, 2, ... N clients, what
+    lets most of them finish."""
+    place = torch.arange(needed.shape[1], device=needed.device)
+    length = scenario.bands * scenario.slots
+    most = needed.new_full((len(needed),), -1.0)
+    kept = torch.zeros_like(needed)
+    for last in range(needed.shape[1]):
+        wanted = torch.where(place <= last, needed.clamp(max=scenario.slots), 0.0)
+        spare = length / wanted.sum(-1, keepdim=True).clamp(min=1.0)
+        given = (wanted * spare.clamp(max=SPARE)).clamp(max=scenario.slots)
+        served = _row(scenario, given)
+        if rate.shape[-1] > 1:
+            served = served | _deal(served)
+        # The mean over the round of what a choice of m brings, for the m of every slot.
+        width = served.sum(-1)  # [episode, place, slot]
+        counts = [(width == m + 1).sum(-1) for m in range(rate.shape[-1])]
+        payloads = (torch.stack(counts, -1) * rate).sum(-1)
+        finish = 0.5 * (1.0 + torch.erf((payloads - 1.0) / (UNCERTAINTY * math.sqrt(2.0))))
+        likely = (finish * (place <= last)).sum(-1)
+        better = (spare[:, 0] >= 1.0) & (likely > most)
+        most = torch.where(better, likely, most)
+        kept = torch.where(better[:, None], given, kept)
+    return kept
+
+
+def _row(scenario: Scenario, given: Tensor) -> Tensor:
+    """Lay clients end to end and cut the row: [episode, place, slot, band] bool."""
+    # Whole slots; a turn of at most T slots stays one. The hair is for sums of float32.
+    end = torch.floor(given.cumsum(-1) + 1e-3)
+    start = torch.nn.functional.pad(end[..., :-1], (1, 0))[..., None, None]
+    end = end[..., None, None]
+    slot = torch.arange(scenario.slots, device=given.device)[:, None]
+    band = torch.arange(scenario.bands, device=given.device)
+    at = band * scenario.slots + slot  # [slot, band] place in the row
+    return (at >= start) & (at < end)
+
+
+def _deal(mine: Tensor) -> Tensor:
+    """Sub-bands that nobody has, dealt one by one to those who send, the last place first."""
+    sends = mine.any(-1)  # [episode, place, slot]
+    free = ~mine.any(1)  # [episode, slot, band]
+    card = free.cumsum(-1) - 1
+    after = sends.flip(1).cumsum(1).flip(1) - 1  # senders behind: 0 for the last place
+    hands = sends.sum(1).clamp(min=1)[..., None]  # [episode, slot, 1]
+    dealt = (card % hands)[:, None] == after[..., None]
+    return dealt & free[:, None] & sends[..., None]
+
+
+def _after(own: Tensor) -> Tensor:
+    """The sub-band of the own turn in the `GRACE` slots behind it."""
+    later = torch.zeros_like(own)
+    for slots in range(1, min(GRACE, own.shape[-2] - 1) + 1):
+        later[..., slots:, :] |= own[..., :-slots, :]
+    return later & ~own.any(-1, keepdim=True)
+
+
+def _hop(mine: Tensor) -> Tensor:
+    """Move on by one sub-band a slot, all in step."""
+    slots, bands = mine.shape[-2:]
+    slot = torch.arange(slots, device=mine.device)[:, None]
+    band = torch.arange(bands, device=mine.device)
+    return mine.gather(-1, ((band - slot) % bands).expand(mine.shape))
