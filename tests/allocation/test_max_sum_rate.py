@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 
 import pytest
 import torch
 from torch import Tensor
 
 from fedfade.allocation import max_sum_rate, sum_rate_nats
+from fedfade.allocation.assignment import assign_by_table
 from fedfade.allocation.max_sum_rate import _local_search
 from fedfade.errors import UserError
+
+module = sys.modules["fedfade.allocation.max_sum_rate"]  # its function has the same name
 
 
 def enumerate_best(snr: Tensor, levels: tuple[float, ...] = (1.0,)) -> float:
@@ -77,6 +81,17 @@ def test_batches_give_what_single_instances_give() -> None:
         assert float(sum_rate_nats(row, alone)) == pytest.approx(
             float(sum_rate_nats(row, answer)), rel=1e-6
         )
+
+
+def test_the_way_of_a_gpu_is_as_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Assignment by table, few clients looped over, large blocks: all of it runs anywhere."""
+    snr = torch.stack([instance(db, 10, 4, seed) for db in (-8, 0, 5, 20) for seed in range(40)])
+    here = sum_rate_nats(snr, max_sum_rate(snr, 1.0))
+    monkeypatch.setattr(module, "assign", lambda value: (assign_by_table(value), None))
+    monkeypatch.setattr(module, "_looped", lambda clients, device: 3)
+    monkeypatch.setattr(module, "_slots_at_a_time", lambda *sizes: 1000)
+    there = sum_rate_nats(snr, max_sum_rate(snr, 1.0))
+    assert torch.allclose(there, here, rtol=2e-6)
 
 
 def test_noise_scales_out_and_done_clients_stay_silent() -> None:

@@ -17,20 +17,26 @@ is who shares which sub-band: a best partition of clients, found in three steps.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedfade.allocation.assignment import assign
 from fedfade.allocation.policy import Scope, View, full_power
+from fedfade.device import spare_bytes
 from fedfade.errors import not_allowed
 from fedfade.radio.link import sinr
 from fedfade.uplink import Action
 
 EXACT_CLIENTS = 12
-_BLOCK = 64
-"""Slots solved at a time in step 2: their tables stay in the processor's cache."""
+_CPU_SLOTS = 64
+"""Slots solved at a time in step 2 on the CPU: their tables stay in the processor's cache."""
+_GPU_SHARE = 0.05
+"""Of a GPU's free memory, for the tables of step 2."""
+_LOOPED_ON_GPU = 3
+_MOVES = 1 << 25  # values worked on at a time in step 3
 
 
 def max_sum_rate(received_power: Tensor, noise: float) -> Tensor:
@@ -55,11 +61,12 @@ def max_sum_rate(received_power: Tensor, noise: float) -> Tensor:
     imaginary = torch.eye(bands, dtype=snr.dtype, device=snr.device).log() + 1.0  # 1 or -inf
     imaginary = imaginary.clamp(min=-1e9).expand(len(snr), bands, bands)
     band, _ = assign(torch.cat([single, imaginary], dim=-2))
-    open_ = (band[:, clients:] >= 0).any(-1)  # the certificate fails: sharing might pay
+    # Where the certificate fails sharing might pay. Asking for the places waits for a GPU, once.
+    open_ = (band[:, clients:] >= 0).any(-1).nonzero().squeeze(-1)
     band = band[:, :clients]
-    if open_.any():
-        solve = _subset_convolution if clients <= EXACT_CLIENTS else _local_search
-        band[open_] = solve(snr[open_])
+    if len(open_):
+        solve = _subset_convolution if clients <= EXACT_CLIENTS else _local_searches
+        band = band.index_copy(0, open_, solve(snr.index_select(0, open_)))
     used = snr.gather(-1, band.clamp(min=0)[..., None]).squeeze(-1) > 0
     band = torch.where(used, band, -1)
     return band.reshape(received_power.shape[:-1])
@@ -77,16 +84,27 @@ def sum_rate_nats(snr: Tensor, band: Tensor) -> Tensor:
 # batch lies innermost so that looking up subsets copies whole rows.
 
 
+class _Pairs(NamedTuple):
+    """All pairs of disjoint subsets of some clients, those with as large a union together."""
+
+    first: Tensor
+    second: Tensor
+    sizes: list[int]  # pairs of unions with 0, 1, 2, ... clients; a union of k has 2^k pairs
+    order: Tensor  # place of every union among the unions so ordered
+
+
 @lru_cache(maxsize=8)
-def _disjoint_pairs(count: int, device: torch.device) -> tuple[Tensor, Tensor, list[int]]:
-    """All pairs of disjoint subsets of `count` clients, by union: firsts, seconds, group sizes."""
-    first, second, sizes = [], [], []
-    for union in range(1 << count):
+def _disjoint_pairs(count: int, device: torch.device) -> _Pairs:
+    unions = sorted(range(1 << count), key=int.bit_count)
+    first, second, sizes = [], [], [0] * (count + 1)
+    for union in unions:
         parts = [part for part in range(union + 1) if part & union == part]
         first += parts
         second += [union ^ part for part in parts]
-        sizes.append(len(parts))
-    return torch.tensor(first, device=device), torch.tensor(second, device=device), sizes
+        sizes[union.bit_count()] += len(parts)
+    order = torch.tensor(unions).argsort()
+    tables = (torch.tensor(first), torch.tensor(second))
+    return _Pairs(tables[0].to(device), tables[1].to(device), sizes, order.to(device))
 
 
 def _halves(table: Tensor, client: int) -> tuple[Tensor, Tensor]:
@@ -96,13 +114,13 @@ def _halves(table: Tensor, client: int) -> tuple[Tensor, Tensor]:
 
 
 def _subset_values(snr: Tensor) -> Tensor:
-    """Nats one sub-band carries for every subset sharing it; snr [client, batch].
+    """Nats one sub-band carries for every subset sharing it: [client, ...] -> [subset, ...].
 
     A client's ln(1 + SINR) is ln(T of the subset) - ln(T without it), T being noise plus all
     that is heard: differences of a table, and no cancellation when one signal is strong.
     """
-    clients, batch = snr.shape
-    total = snr.new_zeros(1 << clients, batch)
+    clients = len(snr)
+    total = snr.new_zeros(1 << clients, *snr.shape[1:])
     for client in range(clients):
         _, with_ = _halves(total, client)
         with_ += snr[client]
@@ -123,17 +141,23 @@ def _allow_silence(value: Tensor, clients: int) -> Tensor:
     return best
 
 
+def _looped(clients: int, device: torch.device) -> int:
+    """Clients whose subsets are gone through one by one; on a GPU each one is two launches."""
+    return clients // 2 if device.type == "cpu" else min(_LOOPED_ON_GPU, clients // 2)
+
+
 def _max_plus(one: Tensor, other: Tensor, clients: int) -> Tensor:
     """The most two sides carry for each subset S: max over A within S of one[A] + other[S - A].
 
-    Clients are split in halves. For the upper half all 3^(N/2) pairs of disjoint subsets lie side
-    by side; the lower half's are gone through one by one, each a single operation on them all.
+    Clients are split in two. For the upper ones all pairs of disjoint subsets lie side by side;
+    the lower ones' are gone through one by one, each a single operation on them all.
     """
-    low = clients // 2
-    first, second, sizes = _disjoint_pairs(clients - low, one.device)
-    shape = (1 << (clients - low), 1 << low, one.shape[1])
-    left = one.view(shape).transpose(0, 1).index_select(1, first)  # [lower, pair, batch]
-    right = other.view(shape).transpose(0, 1).index_select(1, second)
+    batch = one.shape[1]
+    low = _looped(clients, one.device)
+    pairs = _disjoint_pairs(clients - low, one.device)
+    shape = (1 << (clients - low), 1 << low, batch)
+    left = one.view(shape).transpose(0, 1).index_select(1, pairs.first)  # [lower, pair, batch]
+    right = other.view(shape).transpose(0, 1).index_select(1, pairs.second)
     best, sum_ = torch.empty_like(left), torch.empty_like(left[0])
     for whole in range(1 << low):
         torch.add(left[0], right[whole], out=best[whole])
@@ -142,8 +166,11 @@ def _max_plus(one: Tensor, other: Tensor, clients: int) -> Tensor:
             torch.add(left[part], right[whole ^ part], out=sum_)
             torch.maximum(best[whole], sum_, out=best[whole])
             part = (part - 1) & whole
-    unions = [pairs.amax(1) for pairs in torch.split(best, sizes, dim=1)]
-    return torch.stack(unions).view(-1, one.shape[1])
+    unions = [
+        group.view(1 << low, -1, 1 << members, batch).amax(2)
+        for members, group in enumerate(torch.split(best, pairs.sizes, dim=1))
+    ]
+    return torch.cat(unions, dim=1).index_select(1, pairs.order).transpose(0, 1).reshape(-1, batch)
 
 
 def _best_within(score: Tensor, allowed: Tensor) -> Tensor:
@@ -154,16 +181,27 @@ def _best_within(score: Tensor, allowed: Tensor) -> Tensor:
 
 def _subset_convolution(snr: Tensor) -> Tensor:
     """Exact sub-bands by dynamic programming over sub-bands: [batch, client]."""
-    return torch.cat([_convolve(part) for part in torch.split(snr, _BLOCK)])
+    size = _slots_at_a_time(*snr.shape[1:], snr.device)
+    return torch.cat([_convolve(part) for part in torch.split(snr, size)])
+
+
+@cache
+def _slots_at_a_time(clients: int, bands: int, device: torch.device) -> int:
+    if device.type == "cpu":
+        return _CPU_SLOTS
+    low = _looped(clients, device)
+    floats: int = 4 * 3 ** (clients - low) * 2**low + (3 * bands + 6) * 2**clients
+    return max(_CPU_SLOTS, spare_bytes(device, _GPU_SHARE, 0) // (4 * floats))
 
 
 def _convolve(snr: Tensor) -> Tensor:
     batch, clients, bands = snr.shape
-    value = [_subset_values(snr[:, :, band].T.contiguous()) for band in range(bands)]
-    reach = [_allow_silence(table, clients) for table in value]
-    prefix = [reach[0]]  # the most the first sub-bands carry together
+    # All sub-bands at once; tables are [subset, band, batch].
+    value = _subset_values(snr.permute(1, 2, 0).contiguous())
+    reach = _allow_silence(value, clients)
+    prefix = [reach[:, 0]]  # the most the first sub-bands carry together
     for band in range(1, bands - 1):
-        prefix.append(_max_plus(prefix[-1], reach[band], clients))
+        prefix.append(_max_plus(prefix[-1], reach[:, band], clients))
     # Backwards: the last sub-band's clients, then those of the one before among the rest. The
     # last step needs no table of its own: silence is allowed, so all clients may be handed out.
     subset = torch.arange(1 << clients, device=snr.device)[:, None]
@@ -173,15 +211,21 @@ def _convolve(snr: Tensor) -> Tensor:
         earlier = torch.zeros_like(left)
         if band > 0:
             rest = (left & ~subset).expand(-1, batch)
-            earlier = _best_within(prefix[band - 1] + reach[band].gather(0, rest), left)
-        sharing = _best_within(value[band], left & ~earlier)
+            earlier = _best_within(prefix[band - 1] + reach[:, band].gather(0, rest), left)
+        sharing = _best_within(value[:, band], left & ~earlier)
         member = (sharing[:, None] >> torch.arange(clients, device=snr.device)) & 1
-        answer[member.bool()] = band
+        answer = torch.where(member.bool(), band, answer)
         left = earlier
     return answer
 
 
 # --- step 3: local search ---------------------------------------------------------------------
+
+
+def _local_searches(snr: Tensor) -> Tensor:
+    clients, bands = snr.shape[1:]
+    size = max(1, _MOVES // (clients**3 * (bands + 1)))
+    return torch.cat([_local_search(part) for part in torch.split(snr, size)])
 
 
 def _local_search(snr: Tensor) -> Tensor:
