@@ -71,7 +71,9 @@ def fold(keys: Tensor | int, index: Tensor | int) -> Tensor:
     torch.Size([600, 10])
     """
     keys = torch.as_tensor(keys)
-    index = torch.as_tensor(index, dtype=torch.int64, device=keys.device)
+    if not isinstance(index, Tensor):  # filled in on the device: carrying it there would wait
+        index = torch.full((), int(index), dtype=torch.int64, device=keys.device)
+    index = index.to(keys.device, torch.int64)
     # Two rounds of mixing, so that (key + a, index + b) never meets (key, index) by addition.
     return _mix(_mix(index * _signed(_GAMMA) + 1) ^ _mix(keys))
 

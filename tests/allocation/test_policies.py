@@ -18,9 +18,10 @@ from fedfade.allocation import (
     play_round,
     policy_names,
 )
-from fedfade.allocation.play import make_view
+from fedfade.allocation.play import Observations, make_view
+from fedfade.allocation.policy import ActionChecks
 from fedfade.errors import UserError
-from fedfade.uplink import start_round
+from fedfade.uplink import Progress, observation_width, observe, start_round, state_width
 
 LOCAL = [name for name in BUILT_IN if load_policy(name).scope != "central"]
 
@@ -169,6 +170,34 @@ def test_wrong_answers_are_refused(answer, sentence: str, make_round) -> None:
     scenario, round_ = make_round(episodes=3)
     with pytest.raises(UserError, match=sentence):
         play_round(Custom(answer), scenario, round_, torch.arange(3))
+
+
+def test_values_are_checked_after_the_round_where_looking_would_wait(make_round) -> None:
+    """As on a GPU, here on PyTorch's device without values: nothing may be looked at in a slot."""
+    scenario, _ = make_round(episodes=3)
+    checks = ActionChecks("custom", scenario, 3)
+    meta = torch.full((3, 10), 2, device="meta")
+    checks.take(Action(meta, meta))
+    checks = ActionChecks("custom", scenario, 3)
+    checks._extremes = [torch.tensor([[0, 1], [3, 2]]), torch.tensor([[1, -5], [2, 3]])]
+    with pytest.raises(UserError, match=r"level -5: it must be between 0 and 3"):
+        checks.finish()
+    checks.finish()  # said once
+
+
+def test_observations_for_many_slots_are_those_of_each(make_round, monkeypatch) -> None:
+    parts = "alphas, fading, remaining, slots_left, deviation, round, schedule, time_to_finish"
+    scenario, round_ = make_round(
+        15, 6, episodes=4, overrides=("radio.slots=9", f"allocation.observe=[{parts}]")
+    )
+    width = scenario.clients * observation_width(scenario) + state_width(scenario)
+    monkeypatch.setattr("fedfade.allocation.play._BACKDROP_BYTES", 4 * 4 * width * 4)
+    observations = Observations(scenario, round_)
+    for slot in (0, 0, 1, 5, 8):  # twice in a slot: before the first one, and in it
+        progress = Progress(torch.full((4, 10), scenario.payload_bits * (1 - slot / 9)))
+        there = observations.at(slot, progress)
+        # Vectorised logarithms differ in the last bit from those of single elements.
+        assert torch.allclose(there, observe(scenario, round_, progress, slot), atol=1e-6)
 
 
 def test_unknown_policies_list_the_known() -> None:

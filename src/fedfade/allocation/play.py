@@ -7,19 +7,26 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedfade.allocation.policy import Policy, View, check_action, gradient_aware
-from fedfade.randomness import fold
+from fedfade.allocation.policy import ActionChecks, Policy, View, gradient_aware
+from fedfade.device import spare_bytes
 from fedfade.uplink import (
     Progress,
     Round,
     Scenario,
+    fill_observation,
+    make_backdrop,
     normalised_inner,
+    observation_width,
     observe,
     play_slot,
     slot_gain,
     slot_reward,
     start_round,
+    state_width,
 )
+
+_BACKDROP_SHARE, _BACKDROP_BYTES = 0.1, 2**24
+"""Memory for what is known of observations before the slots are played: of a GPU's, on the CPU."""
 
 
 class History(NamedTuple):
@@ -42,13 +49,49 @@ class Outcome(NamedTuple):
     history: History | None
 
 
+class Observations:
+    """What agents observe along a round: all that no action changes is made for many slots."""
+
+    def __init__(self, scenario: Scenario, round_: Round) -> None:
+        self._scenario, self._round = scenario, round_
+        widths = scenario.clients * observation_width(scenario) + state_width(scenario)
+        room = spare_bytes(scenario.device, _BACKDROP_SHARE, _BACKDROP_BYTES)
+        self._size = max(1, room // (4 * len(round_.alpha) * widths))
+        self._slots = range(0)
+        self._blank: Tensor | None = None  # [slot, client, episode, width]
+
+    def at(self, slot: int, progress: Progress) -> Tensor:
+        """Every agent's observation in a slot: [episode, client, width]."""
+        if slot not in self._slots:
+            self._blank = None  # before the next is made
+            self._slots = range(slot, min(slot + self._size, self._scenario.slots))
+            slots = torch.arange(self._slots.start, self._slots.stop, device=self._scenario.device)
+            self._blank = make_backdrop(self._scenario, self._round, slots).observation
+        assert self._blank is not None
+        blank = self._blank[slot - self._slots.start].clone()
+        return fill_observation(self._scenario, blank, progress).transpose(0, 1)
+
+
+def _observes(policy: Policy) -> bool:
+    return bool(getattr(policy, "observes", False))
+
+
 def make_view(
-    policy: Policy, scenario: Scenario, round_: Round, progress: Progress, slot: int, keys: Tensor
+    policy: Policy,
+    scenario: Scenario,
+    round_: Round,
+    progress: Progress,
+    slot: int,
+    keys: Tensor,
+    observations: Observations | None = None,
 ) -> View:
-    """What this policy may see in this slot, and no more."""
+    """What this policy may see in this slot, and no more; `observations` of the round spare work
+    to who plays many slots of it."""
     aware = gradient_aware(policy)
     observation = None
-    if getattr(policy, "observes", False):
+    if observations is not None:
+        observation = observations.at(slot, progress)
+    elif _observes(policy):
         observation = observe(scenario, round_, progress, slot)
     return View(
         scenario=scenario,
@@ -61,7 +104,7 @@ def make_view(
         observation=observation,
         finished=None if policy.scope == "local" else progress.finished,
         inner=round_.inner if aware and policy.scope == "central" else None,
-        keys=fold(keys, slot),
+        round_keys=keys,
     )
 
 
@@ -91,15 +134,17 @@ def play_round(
     episodes = len(round_.alpha)
     start = start_round(scenario, episodes) if start is None else start
     progress = start
-    memory = policy.begin(make_view(policy, scenario, round_, progress, 0, keys))
+    observations = Observations(scenario, round_) if _observes(policy) else None
+    checks = ActionChecks(policy.name, scenario, episodes)
+    memory = policy.begin(make_view(policy, scenario, round_, progress, 0, keys, observations))
     finish_slot = torch.full_like(progress.remaining_bits, scenario.slots)
     rate_sum = torch.zeros(episodes, device=scenario.device)
     reward = torch.zeros(episodes, device=scenario.device)
     normalised = normalised_inner(round_.inner)
     frames = []
     for slot in range(scenario.slots):
-        view = make_view(policy, scenario, round_, progress, slot, keys)
-        action = check_action(policy.name, policy.act(view, memory), scenario, episodes)
+        view = make_view(policy, scenario, round_, progress, slot, keys, observations)
+        action = checks.take(policy.act(view, memory))
         after, result = play_slot(scenario, progress, slot_gain(round_, slot), action)
         reward += slot_reward(scenario, normalised, progress, after, result)
         rate_sum += result.rate_bps.sum(-1)
@@ -108,6 +153,7 @@ def play_round(
             level = torch.where(progress.finished, scenario.silent_level, action.level)
             frames.append((action.band, level, result.rate_bps, after.remaining_bits))
         progress = after
+    checks.finish()
     return Outcome(
         delivered=progress.finished,
         bits=start.remaining_bits - progress.remaining_bits,

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedfade.errors import UserError
+from fedfade.randomness import fold
 from fedfade.uplink import Action, Scenario
 
 Scope = Literal["local", "feedback", "csi", "central"]
@@ -40,7 +41,12 @@ class View:
     observation: Tensor | None  # [episode, client, width] for policies that set `observes`
     finished: Tensor | None  # [episode, client] bool; None for scope local
     inner: Tensor | None  # [episode, client, client] Gram matrix; central only
-    keys: Tensor  # [episode] keys for this slot's random numbers
+    round_keys: Tensor  # [episode] keys for the round's random numbers
+
+    @property
+    def keys(self) -> Tensor:
+        """Keys for this slot's random numbers: [episode]."""
+        return fold(self.round_keys, self.slot)
 
     @property
     def slots_left(self) -> int:
@@ -90,24 +96,65 @@ def full_power(view: View, band: Tensor) -> Action:
 
 def check_action(name: str, action: object, scenario: Scenario, episodes: int) -> Action:
     """Refuse what a user's policy must not answer, in one sentence."""
-    if not (isinstance(action, tuple) and len(action) == 2):
-        kind = type(action).__name__
-        raise UserError(f"policy {name!r} answered {kind}: it must answer Action(band, level).")
-    shape = (episodes, scenario.clients)
-    for field, limit in (("band", scenario.bands), ("level", scenario.levels)):
-        value = action[0] if field == "band" else action[1]
+    checks = ActionChecks(name, scenario, episodes)
+    answer = checks.take(action)
+    checks.finish()
+    return answer
+
+
+class ActionChecks:
+    """What a policy answers in a round: kind and shape at once, values on the CPU too.
+
+    Looking at values would wait for a GPU in every slot, so there they are looked at when the
+    round is over; until then those out of range are moved into it.
+    """
+
+    def __init__(self, name: str, scenario: Scenario, episodes: int) -> None:
+        self._name, self._scenario, self._episodes = name, scenario, episodes
+        self._extremes: list[Tensor] = []  # [(least, most), (band, level)] of every slot
+
+    def take(self, action: object) -> Action:
+        """One slot's answer."""
+        if not (isinstance(action, tuple) and len(action) == 2):
+            kind = type(action).__name__
+            raise UserError(
+                f"policy {self._name!r} answered {kind}: it must answer Action(band, level)."
+            )
+        for field, value in zip(("band", "level"), action, strict=True):
+            self._check_kind(field, value)
+        both = torch.stack(action)  # [(band, level), episode, client]
+        self._extremes.append(torch.stack(both.flatten(1).aminmax(dim=1)))
+        if both.device.type == "cpu":
+            self.finish()
+            return Action(*action)
+        scenario = self._scenario
+        band, level = action
+        return Action(band.clamp(0, scenario.bands - 1), level.clamp(0, scenario.levels - 1))
+
+    def finish(self) -> None:
+        """Refuse values out of range in any slot so far."""
+        if not self._extremes:
+            return
+        extremes = torch.stack(self._extremes)
+        least, most = extremes[:, 0].amin(0).tolist(), extremes[:, 1].amax(0).tolist()
+        self._extremes = []
+        limits = (self._scenario.bands, self._scenario.levels)
+        for field, low, high, limit in zip(("band", "level"), least, most, limits, strict=True):
+            if low < 0 or high >= limit:
+                raise UserError(
+                    f"policy {self._name!r} answered {field} {low if low < 0 else high}: "
+                    f"it must be between 0 and {limit - 1}."
+                )
+
+    def _check_kind(self, field: str, value: object) -> None:
         if not isinstance(value, Tensor) or value.dtype != torch.int64:
             kind = str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
-            raise UserError(f"policy {name!r} answered a {field} of {kind}: it must be int64.")
+            raise UserError(
+                f"policy {self._name!r} answered a {field} of {kind}: it must be int64."
+            )
+        shape = (self._episodes, self._scenario.clients)
         if tuple(value.shape) != shape:
             raise UserError(
-                f"policy {name!r} answered a {field} of shape {list(value.shape)}: "
+                f"policy {self._name!r} answered a {field} of shape {list(value.shape)}: "
                 f"it must be [episode, client] = {list(shape)}."
             )
-        wrong = value[(value < 0) | (value >= limit)]
-        if wrong.numel():
-            raise UserError(
-                f"policy {name!r} answered {field} {int(wrong[0])}: "
-                f"it must be between 0 and {limit - 1}."
-            )
-    return Action(action[0], action[1])
