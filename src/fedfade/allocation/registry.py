@@ -6,6 +6,7 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any, get_args
 
+from fedfade.allocation.deadline import DeadlineFeedback, DeadlineMatching
 from fedfade.allocation.max_individual_rate import MaxIndividualRate
 from fedfade.allocation.max_sum_rate import MaxSumRate
 from fedfade.allocation.policy import Policy, Scope
@@ -37,6 +38,8 @@ BUILT_IN: dict[str, Callable[[], Policy]] = {
         WrapAroundChoice,
         FinishFeedbackSchedule,
         ShortestRemainingFirst,
+        DeadlineFeedback,
+        DeadlineMatching,
     )
 }
 

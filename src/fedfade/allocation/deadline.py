@@ -1,0 +1,151 @@
+"""Policies that aim at the deadline: serve as many clients as can still finish, all to the end.
+
+Who serves the shortest four first leaves the fifth too little time; who serves everybody leaves
+everybody unfinished. These two look at the whole rest of the round in every slot: going from the
+shortest client to the longest, those belong to the round whose slots add up to no more than
+there are. Among these the one who has most before it is the one to hurry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedfade.allocation.assignment import assign
+from fedfade.allocation.policy import Scope, View, full_power
+from fedfade.uplink import Action
+from fedfade.uplink.plan import best_rate, shortest_first
+
+
+def bits_per_slot(view: View) -> Tensor:
+    """What a client is expected to send in a slot alone on a sub-band: [episode, client]."""
+    scenario = view.scenario
+    rate = best_rate(view.snr, 1, scenario.fading_shape)
+    return (rate * scenario.bandwidth_hz * scenario.slot_s).clamp(min=1e-20)
+
+
+def members(view: View, needed: Tensor, gain: Tensor | float, reach: float) -> Tensor:
+    """Who can still finish together, shortest first: [episode, client] bool.
+
+    `needed` slots each, infinite for who is done; a slot is worth `gain` of those. As many
+    clients as there are sub-bands may try anyway if they lack no more than a factor `reach`.
+    """
+    bands, left = view.scenario.bands, view.slots_left
+    order = shortest_first(view.scenario, needed, view.round_index)
+    slots = needed.gather(1, order)
+    place = torch.arange(view.scenario.clients, device=needed.device)
+    fits = (slots.cumsum(-1) <= gain * left * bands) & (slots <= gain * left)
+    tries = (place < bands) & (slots <= reach * left) | (place == 0)
+    return torch.zeros_like(fits).scatter(1, order, fits | tries) & needed.isfinite()
+
+
+@dataclass
+class Account:
+    """What was planned with, and what came of it."""
+
+    bits: Tensor  # [episode, client] expected bits of a slot alone on a sub-band
+    remaining_bits: Tensor  # [episode, client] before the last slot
+    sent: Tensor  # [episode, client] bool, who sent in it
+    gained: Tensor  # [episode] expected slots' worth of bits that were sent so far
+    slots: Tensor  # [episode] in so many slots
+
+
+class DeadlineMatching:
+    """Centralised: all who can still finish, matched to sub-bands by everybody's fading.
+
+    Having more candidates than sub-bands, none needs to send in a bad slot, so a slot is worth
+    more than expected of a client alone. How much more is learned during the round, which makes
+    the policy as careful as channel knowledge is old (`deadline-matching@5`).
+    """
+
+    name = "deadline-matching"
+    scope: Scope = "central"
+    gradient_aware = False
+
+    FIRST_GAIN, FIRST_SLOTS = 1.2, 10.0  # assumed worth of a slot, as if seen in so many slots
+    HURRY = 0.5  # exponent of the time needed in a client's weight
+    BEYOND = 1e-3  # weight of who cannot finish: takes what nobody else wants
+
+    def begin(self, view: View) -> Account:
+        """Nothing sent yet."""
+        bits = bits_per_slot(view)
+        slots = torch.full_like(bits[:, 0], self.FIRST_SLOTS * view.scenario.bands)
+        nobody = torch.zeros_like(view.active)
+        return Account(bits, view.remaining_bits, nobody, self.FIRST_GAIN * slots, slots)
+
+    def act(self, view: View, memory: Account) -> Action:
+        """Weigh everybody's rate by how much it has before it, and match for the greatest sum."""
+        scenario, bits = view.scenario, memory.bits
+        gain = self._gain(view, memory)
+        needed = (view.remaining_bits / bits).masked_fill(~view.active, torch.inf)
+        hurry = (needed / view.slots_left) ** self.HURRY
+        belongs = members(view, needed, gain[:, None], reach=torch.inf)
+        weight = torch.where(belongs, hurry, self.BEYOND * hurry).masked_fill(~view.active, 0.0)
+        rate = torch.log2(1.0 + view.received_snr) * (scenario.bandwidth_hz * scenario.slot_s)
+        band, _ = assign((weight / bits)[..., None] * rate)
+        band = band.masked_fill(~view.active, -1)
+        memory.sent = band >= 0
+        return full_power(view, band)
+
+    def _gain(self, view: View, memory: Account) -> Tensor:
+        """What a slot has been worth so far; last slots of an upload are not full: [episode]."""
+        whole = memory.sent & view.active
+        worth = (memory.remaining_bits - view.remaining_bits) / memory.bits
+        memory.gained = memory.gained + (worth * whole).sum(-1)
+        memory.slots = memory.slots + whole.sum(-1)
+        memory.remaining_bits = view.remaining_bits
+        return memory.gained / memory.slots
+
+
+@dataclass
+class Turns:
+    """What all clients know of each other without being told."""
+
+    whole: Tensor  # [episode, client] slots the upload was expected to take
+    needed: Tensor  # [episode, client] of these, not yet given
+
+
+class DeadlineFeedback:
+    """The same with no more than the announcement of who has finished.
+
+    Everybody keeps the same account of the turns all have had, which stands for the progress
+    nobody knows, and changes sub-band every slot. Where fewer send than there are sub-bands,
+    each chooses the best of its share by its own fading.
+    """
+
+    name = "deadline-feedback"
+    scope: Scope = "feedback"
+    gradient_aware = False
+
+    MARGIN = 1.03  # slots set aside for one slot expected
+    OVERDUE = 0.03  # of its upload, what a client late to finish is thought to have left
+    REACH = 1.2  # a choice of sub-bands makes up for so much
+
+    def begin(self, view: View) -> Turns:
+        """Nobody has had a turn."""
+        whole = view.remaining_bits / bits_per_slot(view)
+        return Turns(whole, whole)
+
+    def act(self, view: View, memory: Turns) -> Action:
+        """A turn for those who are thought to have most before them."""
+        assert view.finished is not None
+        needed = memory.needed.maximum(self.OVERDUE * memory.whole)
+        needed = needed.masked_fill(view.finished, torch.inf)
+        belongs = members(view, needed, 1.0 / self.MARGIN, self.REACH)
+        mine = self._shares(view, needed.masked_fill(~belongs, -1.0))
+        memory.needed = memory.needed - mine.any(-1).float()
+        best = torch.where(mine, view.fading, -1.0).argmax(-1)
+        return full_power(view, torch.where(mine.any(-1), best, -1))
+
+    def _shares(self, view: View, needed: Tensor) -> Tensor:
+        """Sub-bands of the longest, as many clients as there are: [episode, client, band] bool."""
+        bands = view.scenario.bands
+        longest = needed.argsort(dim=-1, descending=True, stable=True)[:, :bands]
+        sends = needed.gather(1, longest) >= 0.0
+        place = torch.where(sends, torch.arange(longest.shape[1], device=needed.device), -1)
+        turn = torch.full_like(needed, -1, dtype=torch.int64).scatter(1, longest, place)
+        senders = sends.sum(-1, keepdim=True).clamp(min=1)
+        rolled = (torch.arange(bands, device=needed.device) + view.slot) % bands
+        return (rolled % senders)[:, None, :] == turn[..., None]
