@@ -90,10 +90,10 @@ def _interleaved(
     return {n: min(v) for n, v in wall.items()}, {n: median(v) for n, v in cpu.items()}
 
 
-def random_images(count: int, seed: int = 0) -> Dataset:
-    """Noise in the shape of CIFAR-10."""
+def random_images(count: int, seed: int = 0, rows: int = 32) -> Dataset:
+    """Noise in the shape of CIFAR-10, or with fewer rows and columns."""
     generator = np.random.default_rng(seed)
-    images = torch.from_numpy(generator.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8))
+    images = torch.from_numpy(generator.integers(0, 256, (count, rows, rows, 3), dtype=np.uint8))
     labels = torch.from_numpy(generator.integers(0, 10, count))
     names = tuple(str(k) for k in range(10))
     half, spread = torch.full((3,), 127.5), torch.full((3,), 73.9)

@@ -22,12 +22,12 @@ def measure(repeats: int = 5) -> dict[str, object]:
     figures: dict[str, object] = {"clients": 10, "bands": 4, "slots": SLOTS}
     times = []
     for snr_db in SNRS_DB:
-        received = _instances(snr_db, 10, 4)
+        received = instances(snr_db, 10, 4, SLOTS)
         times.append(median_cpu_ms(partial(max_sum_rate, received, 1.0), repeats) / SLOTS)
         figures[f"ms_per_slot_at_{snr_db:.0f}_db"] = times[-1]
     # The headline is the slowest of them: weak clients, where sub-bands may be shared.
     figures["ms_per_slot"] = max(times)
-    small = _instances(0.0, 5, 3)
+    small = instances(0.0, 5, 3, SLOTS)
     exact = median_cpu_ms(partial(max_sum_rate, small, 1.0), repeats) / SLOTS
     brute = median_cpu_ms(partial(_enumerate, small[:25]), repeats) / 25
     figures["ms_per_slot_n5_c3"] = exact
@@ -38,9 +38,11 @@ def measure(repeats: int = 5) -> dict[str, object]:
     return figures | machine()
 
 
-def _instances(snr_db: float, clients: int, bands: int) -> Tensor:
+def instances(
+    snr_db: float, clients: int, bands: int, slots: int, device: torch.device | str = "cpu"
+) -> Tensor:
     """Received SNR under Rayleigh fading, 5 dB spread between clients: [slot, client, band]."""
-    keys = fold(stream(0, "bench schedule"), torch.arange(SLOTS))
+    keys = fold(stream(0, "bench schedule"), torch.arange(slots, device=device))
     level = snr_db + 5.0 * normal(fold(keys, 1), (clients, 1))
     return torch.pow(10.0, level / 10) * -torch.log(uniform(fold(keys, 2), (clients, bands)))
 

@@ -114,7 +114,7 @@ def _train(batches: int, folder: Path) -> dict[str, object]:
     qmix = config.qmix.model_copy(update={"episodes": batches * config.qmix.parallel_episodes})
     memory, start = Memory(batches), time.perf_counter()
 
-    def look(trainer: Trainer, report: Report) -> None:
+    def look(trainer: Trainer, reports: list[Report]) -> None:
         memory.look(trainer.batch)
 
     train(config.model_copy(update={"qmix": qmix}), folder / "train", look)

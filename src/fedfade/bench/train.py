@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
-from fedfade.bench import machine
+from fedfade.bench import machine, seconds
+from fedfade.bench.floors import products, update_layers
 from fedfade.config import load_config
-from fedfade.qmix.networks import MonotonicMixer
 from fedfade.qmix.trainer import Trainer
 
 EPISODES, UPDATES = 30_000, 250_000
@@ -27,18 +25,19 @@ def measure(repeats: int = 40, threads: int = 2, peers: bool = True) -> dict[str
     torch.set_num_threads(threads)
     config = load_config("paper", ["qmix.gradients=synthetic", "run.device=cpu"])
     trainer = Trainer(config)
+    device = trainer.scenario.device
     prepare_s = _fill(trainer, repeats)
-    floor = _matmuls(trainer)
+    floor = products(update_layers(trainer))
     engine = trainer.engine()
     updates, floors, slots = [], [], []
     for _ in range(repeats):
-        floors.append(_seconds(floor))
-        updates.append(_seconds(engine.update))
-        slots += [_seconds(engine.step) for _ in range(3)]
+        floors.append(seconds(floor, device))
+        updates.append(seconds(engine.update, device))
+        slots += [seconds(engine.step, device) for _ in range(3)]
     update_s, floor_s, slot_s = map(statistics.median, (updates, floors, slots))
     qmix = config.qmix
     batches = EPISODES // qmix.parallel_episodes
-    seconds = UPDATES * update_s + batches * (config.radio.slots * slot_s + prepare_s)
+    whole_s = UPDATES * update_s + batches * (config.radio.slots * slot_s + prepare_s)
     figures: dict[str, object] = {
         "clients": config.learning.clients,
         "parallel_episodes": qmix.parallel_episodes,
@@ -49,20 +48,14 @@ def measure(repeats: int = 40, threads: int = 2, peers: bool = True) -> dict[str
         "floor_gflops": 1e-9 * _flop(trainer) / floor_s,
         "slot_ms": 1e3 * slot_s,
         "prepare_batch_ms": 1e3 * prepare_s,
-        "transitions_per_s": EPISODES * config.radio.slots / seconds,
+        "transitions_per_s": EPISODES * config.radio.slots / whole_s,
         "collecting_transitions_per_s": qmix.parallel_episodes / slot_s,
         "updates_per_s": 1.0 / update_s,
-        "projected_hours": seconds / 3600.0,
+        "projected_hours": whole_s / 3600.0,
     }
     if peers:
         figures |= _beside_benchmarl(figures)
     return figures | machine()
-
-
-def _seconds(function: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
 
 
 def _fill(trainer: Trainer, updates: int) -> float:
@@ -84,53 +77,8 @@ def _fill(trainer: Trainer, updates: int) -> float:
     return statistics.median(times)
 
 
-def _layers(trainer: Trainer) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Inputs, weights and output gradients of every matrix product of the networks."""
-    batch = trainer.config.qmix.batch_size
-    found = []
-    for weight in trainer.learner.agents.weights:
-        agents, fan_in, fan_out = weight.shape
-        x, g = torch.randn(agents, batch, fan_in), torch.randn(agents, batch, fan_out)
-        found.append((x, weight.detach().clone(), g))
-    mixer = trainer.learner.mixer
-    assert isinstance(mixer, MonotonicMixer)
-    for layer in (mixer.enter, mixer.first, mixer.second, mixer.value):
-        runs, fan_in, fan_out = layer.weight.shape
-        x, g = torch.randn(runs, batch, fan_in), torch.randn(runs, batch, fan_out)
-        found.append((x, layer.weight.detach().clone(), g))
-    return found
-
-
-def _matmuls(trainer: Trainer) -> Callable[[], None]:
-    """An update's matrix products and nothing else.
-
-    Agents: online on s, online on s' and target on s'; the mixer online and target. Backward:
-    the gradient of every weight, and of every input but the observation and the state.
-    """
-    layers = _layers(trainer)
-    agent_layers = len(trainer.learner.agents.weights)
-    room = [(torch.empty_like(x), torch.empty_like(w), torch.empty_like(g)) for x, w, g in layers]
-
-    @torch.no_grad()
-    def run() -> None:
-        for place, ((x, weight, g), (dx, dw, y)) in enumerate(zip(layers, room, strict=True)):
-            for _ in range(3 if place < agent_layers else 2):
-                torch.bmm(x, weight, out=y)
-            torch.bmm(x.mT, g, out=dw)
-            if place not in (0, agent_layers):
-                torch.bmm(g, weight.mT, out=dx)
-
-    return run
-
-
 def _flop(trainer: Trainer) -> float:
-    agent_layers = len(trainer.learner.agents.weights)
-    total = 0.0
-    for place, (x, weight, _) in enumerate(_layers(trainer)):
-        forward = 3 if place < agent_layers else 2
-        backward = 1 if place in (0, agent_layers) else 2
-        total += 2.0 * x.shape[1] * weight.numel() * (forward + backward)
-    return total
+    return sum(layer.flop for layer in update_layers(trainer))
 
 
 def _beside_benchmarl(ours: dict[str, object]) -> dict[str, object]:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json as json_format
 from collections.abc import Mapping
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
-app = typer.Typer(
-    help="Measure speed and memory on this machine.", no_args_is_help=True, rich_markup_mode=None
-)
+if TYPE_CHECKING:
+    import torch
+
+    from fedfade.bench.targets import Figure
+    from fedfade.config import Precision
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 JsonOption = Annotated[
     bool, typer.Option("--json", help="end with one line holding one JSON object")
 ]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda; small sizes on a CPU")]
+PrecisionOption = Annotated[str, typer.Option(help="on CUDA: fp32, tf32 or bf16")]
 
 
 def report(figures: Mapping[str, object], json: bool) -> None:
@@ -27,6 +34,72 @@ def report(figures: Mapping[str, object], json: bool) -> None:
     Console().print(table)
     if json:
         typer.echo(json_format.dumps(dict(figures), allow_nan=False))
+
+
+@app.callback(invoke_without_command=True)
+def wanted(
+    context: typer.Context,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "tf32",
+    only: Annotated[
+        str | None,
+        typer.Option(help="training, seeds, round, channel, max-sum-rate, grid: some of them"),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Measure speed and memory on this machine.
+
+    Without a command: the figures wanted of one GPU, each with the floor it stands on.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from fedfade.bench.targets import measure
+
+    columns = ("figure", "unit", "measured", "wanted", "floor", "share", "")
+    table = Table(*(Column(name, no_wrap=True) for name in columns), box=None)
+    at_once = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+
+    def tell(name: str, figures: list[Figure], fault: str) -> None:
+        rows = [_row(figure) for figure in figures]
+        rows += [[f"{name} failed: {fault}"]] if fault else []
+        for row in rows:
+            table.add_row(*row)
+            at_once.print("  ".join(row))  # a run that is cut short has shown what it had
+
+    found = measure(_device(device), _precision(precision), only, tell)
+    Console(width=max(110, Console().width)).print(table)
+    if json:
+        typer.echo(json_format.dumps(found, allow_nan=False))
+
+
+def _row(figure: Figure) -> list[str]:
+    numbers = (figure.measured, figure.wanted, figure.floor, figure.share_of_floor)
+    shown = ["-" if number is None else f"{number:.3g}" for number in numbers]
+    verdict = {True: "reached", False: "missed", None: ""}[figure.reached]
+    words = ", ".join(filter(None, (verdict, figure.note)))
+    return [figure.name, figure.unit, *shown, words]
+
+
+def _device(name: str) -> torch.device:
+    from fedfade.device import pick_device
+    from fedfade.errors import not_allowed
+
+    if name not in ("auto", "cpu", "cuda"):
+        raise not_allowed("--device", name, "auto, cpu or cuda")
+    return pick_device(name)
+
+
+def _precision(name: str) -> Precision:
+    from typing import get_args
+
+    from fedfade.config import Precision
+    from fedfade.errors import not_allowed
+
+    known: tuple[Precision, ...] = get_args(Precision)
+    for precision in known:
+        if name == precision:
+            return precision
+    raise not_allowed("--precision", name, f"one of {', '.join(known)}")
 
 
 @app.command()
@@ -67,12 +140,8 @@ def learning(
 ) -> None:
     """Seconds per federated round beside a textbook PyTorch loop, and Flower if installed."""
     from fedfade.bench.learning import measure
-    from fedfade.device import pick_device
-    from fedfade.errors import not_allowed
 
-    if device not in ("cpu", "cuda"):
-        raise not_allowed("--device", device, "cpu or cuda")
-    report(measure(repeats, pick_device(device).type, flower, threads), json)
+    report(measure(repeats, _device(device).type, flower, threads), json)
 
 
 @app.command()
@@ -116,3 +185,63 @@ def soak(
     from fedfade.bench.soak import measure
 
     report(measure(rounds, batches), json)
+
+
+@app.command()
+def growth(
+    json: JsonOption = False,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "tf32",
+    out: Annotated[Path | None, typer.Option(help="folder for growth.csv and growth.png")] = None,
+) -> None:
+    """Cost against clients, sub-bands, slots and trainings at once: curves, CSV, picture."""
+    from fedfade.bench.growth import measure
+
+    found = measure(_device(device), _precision(precision), out)
+    points, failed = found["points"], found["failed"]
+    assert isinstance(points, list)
+    assert isinstance(failed, list)
+    lines: dict[tuple[str, str], list[str]] = {}
+    for work, axis, size, ms in points:
+        lines.setdefault((work, axis), []).append(f"{size}: {ms:.3g}")
+    table = Table("work", "grows with", "size: ms", box=None)
+    for line, costs in lines.items():
+        table.add_row(*line, ", ".join(costs))
+    Console().print(table)
+    for fault in failed:
+        Console(stderr=True, soft_wrap=True, markup=False).print(fault)
+    if json:
+        typer.echo(json_format.dumps(found, allow_nan=False))
+
+
+@app.command()
+def precision(
+    json: JsonOption = False,
+    device: DeviceOption = "auto",
+    rounds: Annotated[int | None, typer.Option(min=1, help="federated rounds")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="repetitions")] = 5,
+) -> None:
+    """What fp32, tf32 and bf16 do to the accuracy of the model and to the values of agents."""
+    from fedfade.bench.precision import measure
+
+    found = measure(_device(device), rounds, seeds)
+    rows, values = found["accuracy"], found["q_values"]
+    assert isinstance(rows, list)
+    assert isinstance(values, dict)
+    table = Table("precision", "accuracy", "between seeds", "minus fp32", "seconds", box=None)
+    for row in rows:
+        table.add_row(
+            row["precision"],
+            f"{100 * row['accuracy']:.2f} %",
+            f"{100 * row['between_seeds']:.2f}",
+            f"{100 * row['difference']:+.2f} +- {100 * row['difference_error']:.2f}",
+            f"{row['s']:.1f}",
+        )
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(
+        f"Q-values in tf32: at most {values['largest_difference']:.1e} of the largest away from "
+        f"fp32, the same action in {100 * values['same_action']:.2f} % of observations"
+    )
+    if json:
+        typer.echo(json_format.dumps(found, allow_nan=False))

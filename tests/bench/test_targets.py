@@ -1,0 +1,127 @@
+"""The wanted figures: their arithmetic, their floors, and the command; nothing about clocks."""
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedfade.bench import floors, targets
+from fedfade.config import RadioConfig, load_config
+from fedfade.learning import PaperCNN
+from fedfade.qmix import Trainer
+
+Command = Callable[..., Any]
+CPU = torch.device("cpu")
+
+
+def flop(layers: list[floors.Layer]) -> float:
+    return sum(layer.flop for layer in layers)
+
+
+def counted(work: Callable[[], object]) -> float:
+    with FlopCounterMode(display=False) as counter:
+        work()
+    return float(counter.get_total_flops())
+
+
+def test_floor_of_local_training_is_what_pytorch_counts() -> None:
+    """Forward and backward of the model itself; images need no gradient."""
+    model, images = PaperCNN((3, 32, 32), 10), torch.randn(5, 3, 32, 32)
+    layers = floors.local_layers((3, 32, 32), 2, 5, "fp32", CPU)
+    assert flop(layers) == 2 * counted(lambda: model(images).sum().backward())
+
+
+@pytest.fixture(scope="module")
+def trainer() -> Trainer:
+    stage = targets.Stage(CPU, "fp32", folder=None, full=False)  # type: ignore[arg-type]
+    return Trainer(stage.config("qmix.gradients=synthetic"))
+
+
+def test_floor_of_training_is_what_pytorch_counts(trainer: Trainer) -> None:
+    trainer.play_batch()
+    trainer.replay.draw_ahead(trainer.updates, 1, trainer.config.qmix.batch_size)
+    agents, seen = trainer.learner.agents, trainer.rollout._seen
+    assert flop(floors.slot_layers(trainer)) == counted(lambda: agents(seen))
+    assert flop(floors.update_layers(trainer)) == counted(trainer.engine().update)
+
+
+def test_floor_of_the_channel() -> None:
+    """Complex products, so a fourth of the real operations: 20 clusters of 20 rays in 256
+    instants, then 60 paths at 100 frequencies."""
+    layers = floors.fading_layers(RadioConfig(), 3, CPU)
+    assert flop(layers) == 3 * 2 * (20 * 20 * 256 + 60 * 256 * 100)
+
+
+def test_bare_products_compute_them() -> None:
+    layer = floors.make_layer((2, 3, 4), 5, CPU, learns=True, passes_on=True)
+    assert counted(floors.products([layer])) == layer.flop == 3 * 2 * 2 * 3 * 4 * 5
+
+
+def test_the_papers_training_adds_up() -> None:
+    """1,500 batches of 250 slots and 166.7 updates, 14 restarts of the federated task."""
+    config = load_config("paper")
+    assert 1500 * targets._updates_in_a_batch(config) == pytest.approx(250_000)
+    parts = {name: 0.0 for name in targets.Training._fields}
+    sizes = {"batches": 1500, "tasks": 15, "slots": 250, "updates": 500 / 3}
+    times = {"batch_ms": 60.0, "task_ms": 500.0, "slot_floor_ms": 0.01, "update_floor_ms": 0.06}
+    found = targets.Training(**(parts | sizes | times))  # type: ignore[arg-type]
+    assert found.whole_s == pytest.approx(90 + 7)
+    assert found.floor_ms == pytest.approx(2.5 + 10)
+
+
+def test_small_sizes_are_compared_with_nothing() -> None:
+    small = targets.Stage(CPU, "fp32", folder=None, full=False)  # type: ignore[arg-type]
+    assert small.wanted(5.0) is None
+    assert targets.Stage(CPU, "fp32", folder=None).wanted(5.0) == 5.0  # type: ignore[arg-type]
+
+
+def test_every_figure_on_a_cpu(fedfade: Command) -> None:
+    answer = fedfade("bench", "--device", "cpu", "--json")
+    assert answer.code == 0, answer.err
+    found = json.loads(answer.out.splitlines()[-1])
+    assert found["failed"] == {}
+    assert list(found["figures"]) == list(found["took_s"]) == list(targets.FIGURES)
+    assert found["data"] == "digits"
+    assert not found["full_size"]
+    for figures in found["figures"].values():
+        assert figures
+        for figure in figures:
+            assert figure["wanted"] is figure["reached"] is None
+            assert figure["name"].strip() in answer.out
+    one, more = found["figures"]["training"][0], found["figures"]["seeds"][0]
+    assert one["share_of_floor"] == pytest.approx(one["floor"] / one["measured"], rel=1e-3)
+    assert more["unit"] == "x"
+
+
+def test_a_figure_that_fails_leaves_the_others(
+    fedfade: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(stage: targets.Stage) -> Iterable[targets.Figure]:
+        yield targets.Figure("first half", "ms", 1.0)
+        raise RuntimeError("CUDA [went] away\nsomewhere")
+
+    monkeypatch.setitem(targets.FIGURES, "round", broken)
+    answer = fedfade("bench", "--device", "cpu", "--json", "--only", "round,channel")
+    found = json.loads(answer.out.splitlines()[-1])
+    assert answer.code == 0
+    assert found["failed"] == {"round": "RuntimeError: CUDA [went] away somewhere"}
+    assert [f["name"] for f in found["figures"]["round"]] == ["first half"]
+    assert [f["unit"] for f in found["figures"]["channel"]] == ["client-rounds/s"]
+    assert "round failed: RuntimeError: CUDA [went] away somewhere" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--only", "rounds"], "--only = 'rounds' is not allowed: it must be some of training,"),
+        (["--device", "tpu"], "--device = 'tpu' is not allowed: it must be auto, cpu or cuda."),
+        (["--precision", "fp8", "--device", "cpu"], "it must be one of fp32, tf32, bf16."),
+    ],
+)
+def test_bad_options(fedfade: Command, words: list[str], sentence: str) -> None:
+    answer = fedfade("bench", *words)
+    assert answer.code == 2
+    assert sentence in answer.err
