@@ -8,9 +8,9 @@ from fedfade.qmix import Trainer
 
 
 def test_the_floor_counts_every_product() -> None:
-    """2 x 512 x 10 x 50,820 weights x 5 passes, less the observation's gradient; and the mixer."""
+    """2 x 512 x 10 x 51,600 weights x 5 passes, less the observation's gradient; and the mixer."""
     trainer = Trainer(load_config("paper", ["qmix.gradients=synthetic", "run.device=cpu"]))
-    agents = 2 * 512 * 10 * (5 * (18 * 250 + 250 * 120 + 120 * 120 + 120 * 16) - 18 * 250)
+    agents = 2 * 512 * 10 * (5 * (20 * 252 + 252 * 120 + 120 * 120 + 120 * 16) - 20 * 252)
     mixer = 2 * 512 * (4 * (72 * 192 + 64 * 320 + 64 * 32 + 32 * 1) - 72 * 192)
     assert _flop(trainer) == agents + mixer
 

@@ -36,14 +36,15 @@ def test_the_target_by_hand() -> None:
     target networks value 1 and 2. So y = 0.5 + 0.9 (1 + 2) = 3.2, and 0.5 where the episode ends.
     The target networks' own best actions, as the paper's formula has it, would give 14.
     """
-    config = QmixConfig(mixer="vdn", hidden=[1])
+    config = QmixConfig(mixer="vdn", hidden=[4])
     learner = Learner(config, agents=2, width=1, state_width=1, actions=2, seeds=[0])
 
     def write(networks: AgentNetworks, slopes: list, offsets: list) -> None:
         with torch.no_grad():
-            networks.weights[0].fill_(1.0)  # hidden = relu(z), and z is positive
-            networks.biases[0].zero_()
-            networks.weights[1].copy_(torch.tensor(slopes)[:, None, :])
+            for parameter in networks.parameters():
+                parameter.zero_()
+            networks.weights[0][:, 0, 0] = 1.0  # first hidden = relu(z), and z is positive
+            networks.weights[1][:, 0] = torch.tensor(slopes)
             networks.biases[1].copy_(torch.tensor(offsets)[:, None, :])
 
     write(learner.agents, [[2.0, 0.0], [1.0, -1.0]], [[0.0, 1.0], [0.0, 3.0]])

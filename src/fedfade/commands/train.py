@@ -80,7 +80,7 @@ def _finish(out: Path, clients: int, name: str, trainer: Trainer) -> None:
     last = curve[-max(1, len(curve) // 20) :]
     uploads = sum(report.uploads for report in last) / len(last)
     typer.echo(
-        f"{curve[-1].episodes} episodes, {int(trainer.updates)} updates; uploads per round in the "
+        f"{curve[-1].episodes} episodes, {trainer.learned} updates; uploads per round in the "
         f"last {len(last) * trainer.rollout.episodes} episodes: {uploads:.2f} of {clients}"
     )
     try:

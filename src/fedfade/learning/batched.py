@@ -7,8 +7,9 @@ Nothing waits for the host.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -114,9 +115,8 @@ class ClientBatch:
         self._dropout = has_dropout(model)
         # Without dropout a random number would be a mistake, so vmap is told to refuse it.
         randomness = "different" if self._dropout else "error"
-        self._gradient = fuse(
-            vmap(grad(self._loss, has_aux=True), randomness=randomness), self.device
-        )
+        self._plain_gradient = vmap(grad(self._loss, has_aux=True), randomness=randomness)
+        self._gradient = fuse(self._plain_gradient, self.device)
         self._predict = vmap(self._logits, in_dims=(0, 0, None), randomness="error")
         self._desks: dict[tuple[int, int, float, float], _Desk] = {}
         self._at_once: int | None = None
@@ -140,14 +140,19 @@ class ClientBatch:
         return logits
 
     def gradient(
-        self, flat: Tensor, buffers: Tensor, batch: Tensor
+        self,
+        flat: Tensor,
+        buffers: Tensor,
+        batch: Tensor,
+        method: Callable[..., Any] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients [client, D], losses [client] and running statistics [client, B] of a step."""
         images = self.dataset.normalised(self.dataset.train_images[batch]).contiguous()
         labels = self.dataset.train_labels[batch]
         # The backward pass runs inside `_gradient`, so the arithmetic is set around all of it.
         with arithmetic(self.device, self.precision):
-            gradient, (loss, buffers) = self._gradient(flat, buffers, images, labels)
+            method = self._gradient if method is None else method
+            gradient, (loss, buffers) = method(flat, buffers, images, labels)
         return gradient, loss, buffers
 
     def train(self, state: ServerState, work: LocalWork) -> Trained:
@@ -186,7 +191,8 @@ class ClientBatch:
         if self._at_once is None:
             torch.cuda.reset_peak_memory_stats(self.device)
             before = torch.cuda.memory_allocated(self.device)
-            self.gradient(flat, buffers, batch)
+            # Compiling for one client would take longer than all it could tell.
+            self.gradient(flat, buffers, batch, self._plain_gradient)
             one = torch.cuda.max_memory_allocated(self.device) - before
             free, _ = torch.cuda.mem_get_info(self.device)
             self._at_once = max(1, int(_MEMORY_SHARE * free / max(1, one)))

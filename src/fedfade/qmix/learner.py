@@ -125,6 +125,7 @@ class Learner:
         self._aside = [Aside(place), Aside(place)]
         self._bootstrap = fuse(self._target_value, place)
         self._loss = fuse(self._mixed_loss, place)
+        self._chosen = fuse(_value_of_choice, place)
 
     def _networks(
         self, agents: int, width: int, actions: int, seeds: Sequence[int]
@@ -164,7 +165,7 @@ class Learner:
             tape = self.agents.layers(batch.observation, room.kept)
         target = self.target(batch)
         self._aside[1].join()
-        q = tape[-1].gather(-1, batch.choice[..., None]).squeeze(-1).requires_grad_()
+        q = self._chosen(tape[-1], batch.choice).requires_grad_()
         loss, total = self._loss(q, batch.state, target)
         loss.sum().backward()  # type: ignore[no-untyped-call]
         assert q.grad is not None
@@ -211,6 +212,10 @@ class Learner:
             "square mixer": (self._online[1], self.optimisers[1].square),
         }
         return {name: part for name, part in parts.items() if part[1].numel()}
+
+
+def _value_of_choice(values: Tensor, choice: Tensor) -> Tensor:
+    return values.gather(-1, choice[..., None]).squeeze(-1)
 
 
 class _Room:

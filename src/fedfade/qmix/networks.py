@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedfade.config import QmixConfig
-from fedfade.graphs import Aside
+from fedfade.graphs import Aside, fuse
 
 
 class AgentNetworks(nn.Module):
@@ -43,14 +45,20 @@ class AgentNetworks(nn.Module):
         self.agents = agents
         self.runs = len(generators)
         self.share = share
-        sizes = [width + agents if share else width, *hidden, actions]
+        self.width = width
+        self.sizes = [width + agents if share else width, *hidden, actions]
+        """Features between the layers; the weights have room for more, see `padded`."""
         copies = 1 if share else agents
         self.weights = nn.ParameterList()
         self.biases = nn.ParameterList()
-        for fan_in, fan_out in pairwise(sizes):
+        for layer, (fan_in, fan_out) in enumerate(pairwise(self.sizes)):
             bound = 1.0 / math.sqrt(fan_in)  # as torch.nn.Linear
-            self.weights.append(_uniform((copies, fan_in, fan_out), bound, generators))
-            self.biases.append(_uniform((copies, 1, fan_out), bound, generators))
+            weight = _uniform((copies, fan_in, fan_out), bound, generators)
+            bias = _uniform((copies, 1, fan_out), bound, generators)
+            more = padded(fan_out) - fan_out if layer < len(hidden) else 0
+            rows = padded(fan_in) - fan_in
+            self.weights.append(nn.Parameter(F.pad(weight.detach(), (0, more, 0, rows))))
+            self.biases.append(nn.Parameter(F.pad(bias.detach(), (0, more))))
 
     def forward(self, observation: Tensor) -> Tensor:
         """Values of every action for every agent."""
@@ -61,12 +69,14 @@ class AgentNetworks(nn.Module):
 
         `room` (from `make_room`) is written to instead of new memory; not under autograd.
         """
-        tape = [self._with_id(observation) if self.share else observation]
+        x = self._with_id(observation) if self.share else observation
+        missing = self.weights[0].shape[1] - x.shape[-1]
+        tape = [F.pad(x, (0, missing)) if missing else x]
         last = len(self.weights) - 1
+        finish = _finish_layer(x.device)
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             out = None if room is None else room[layer]
-            x = torch.baddbmm(bias, tape[-1], weight, out=out)
-            tape.append(x.relu_() if layer < last else x)
+            tape.append(finish(torch.bmm(tape[-1], weight, out=out), bias, layer < last))
         if self.share:
             tape[-1] = tape[-1].view(self.runs * self.agents, -1, tape[-1].shape[-1])
         return tape
@@ -87,13 +97,15 @@ class AgentNetworks(nn.Module):
         products; the tests compare it with autograd. A layer's parameters wait for nobody, so
         their gradients are worked out beside the way down.
         """
-        g = torch.zeros_like(tape[-1]).scatter_(-1, choice[..., None], slope[..., None])
+        spread, add_up = _spread(slope.device), _add_up(slope.device)
+        g = spread(slope, choice, self.sizes[-1])
         g = g.view(self.runs, -1, g.shape[-1]) if self.share else g
         for layer in reversed(range(len(self.weights))):
             weight, bias, x = self.weights[layer], self.biases[layer], tape[layer]
+            assert bias.grad is not None
             with aside.work():
                 torch.bmm(x.mT, g, out=weight.grad)
-                torch.sum(g, 1, keepdim=True, out=bias.grad)
+                add_up(g, bias.grad)
             if layer:
                 g = torch.bmm(g, weight.mT, out=room[layer - 1])
                 torch.ops.aten.threshold_backward.grad_input(g, x, 0, grad_input=g)
@@ -101,10 +113,39 @@ class AgentNetworks(nn.Module):
 
     def _with_id(self, observation: Tensor) -> Tensor:
         """[run x agent, batch, width] -> [run, agent x batch, width + agent]."""
+        observation = observation[..., : self.width]
         who = torch.eye(self.agents, device=observation.device)[:, None, :]
         who = who.repeat(self.runs, 1, 1).expand(-1, observation.shape[1], -1)
         whole = torch.cat([observation, who], dim=-1)
         return whole.view(self.runs, -1, whole.shape[-1])
+
+
+# The operations between the matrix products, each one kernel on CUDA.
+
+
+def _bias_and_relu(x: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    x = x.add_(bias)
+    return x.relu_() if relu else x
+
+
+def _to_choices(slope: Tensor, choice: Tensor, actions: int) -> Tensor:
+    action = torch.arange(actions, device=slope.device)
+    return torch.where(choice[..., None] == action, slope[..., None], 0.0)
+
+
+def _sum_over_batch(g: Tensor, out: Tensor) -> None:
+    out.copy_(g.sum(1, keepdim=True))
+
+
+_finish_layer = cache(lambda device: fuse(_bias_and_relu, device, dynamic=True))
+_spread = cache(lambda device: fuse(_to_choices, device, dynamic=True))
+_add_up = cache(lambda device: fuse(_sum_over_batch, device, dynamic=True))
+
+
+def padded(count: int) -> int:
+    """Whole quadruples: only rows that start on 16 bytes get the fast kernels of a GPU. What is
+    added is zero and stays zero, forwards and backwards."""
+    return -(-count // 4) * 4
 
 
 class StackedLinear(nn.Module):
@@ -119,7 +160,7 @@ class StackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x W + b."""
-        return torch.baddbmm(self.bias, x, self.weight)
+        return torch.bmm(x, self.weight) + self.bias
 
 
 class MonotonicMixer(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -67,12 +68,14 @@ class ClientNetwork(nn.Module):
     def __init__(self, agents: AgentNetworks, client: int) -> None:
         super().__init__()
         row = 0 if agents.share else client
-        self.weights = [weight[row].detach().clone() for weight in agents.weights]
-        self.biases = [bias[row, 0].detach().clone() for bias in agents.biases]
+        self.weights, self.biases = [], []
+        layers = zip(pairwise(agents.sizes), agents.weights, agents.biases, strict=True)
+        for (fan_in, fan_out), weight, bias in layers:
+            self.weights.append(weight[row, :fan_in, :fan_out].detach().clone())
+            self.biases.append(bias[row, 0, :fan_out].detach().clone())
         if agents.share:
-            width = self.weights[0].shape[0] - agents.agents
-            self.biases[0] += self.weights[0][width + client]
-            self.weights[0] = self.weights[0][:width]
+            self.biases[0] += self.weights[0][agents.width + client]
+            self.weights[0] = self.weights[0][: agents.width]
 
     def forward(self, observation: Tensor) -> Tensor:
         """Values of every action."""

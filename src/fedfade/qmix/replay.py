@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedfade.graphs import fuse
+from fedfade.graphs import Work, fuse, record
 from fedfade.randomness import fold, integers, streams
 
 
@@ -65,6 +65,7 @@ class Replay:
         self._run_first = flat * torch.arange(runs, device=device)[:, None]
         self._drawn = torch.zeros(0, dtype=torch.int64, device=device)  # [update, run, transition]
         self._first = torch.zeros((), dtype=torch.int64, device=device)
+        self._draw: Work = self._draw_numbers
         self.sample = fuse(self._sample, self.observation.device)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -100,7 +101,7 @@ class Replay:
         self.slot.index_copy_(0, (self.stored % self.rows)[None], slot.view(1))
 
     def act(self, choice: Tensor, reward: Tensor) -> None:
-        """Complete the row: what was done [run x agent, episode], what it brought [run, episode]."""
+        """Complete the row: choices [run x agent, episode] and rewards [run, episode]."""
         place = self._place()
         self.choice.index_copy_(1, place, choice)
         self.reward.index_copy_(1, place, reward)
@@ -111,9 +112,14 @@ class Replay:
         because making them is many small operations."""
         if self._drawn.shape != (count, self.runs, size):
             self._drawn = self._drawn.new_zeros(count, self.runs, size)
-        numbers = update + torch.arange(count, device=update.device)
-        self._drawn.copy_(integers(fold(self._keys, numbers[:, None]), 1 << 31, (size,)))
+            self._draw = record(self._draw_numbers, [self._drawn], self._drawn.device)
         self._first.copy_(update)
+        self._draw()
+
+    def _draw_numbers(self) -> None:
+        count, _, size = self._drawn.shape
+        numbers = self._first + torch.arange(count, device=self._first.device)
+        self._drawn.copy_(integers(fold(self._keys, numbers[:, None]), 1 << 31, (size,)))
 
     def _sample(self, update: Tensor, gamma: float, n_step: int = 1) -> Batch:
         """Uniformly drawn transitions for update number `update`, one that was drawn ahead."""

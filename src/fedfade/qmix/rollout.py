@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedfade.graphs import fuse
-from fedfade.qmix.networks import AgentNetworks
+from fedfade.graphs import fuse, record
+from fedfade.qmix.networks import AgentNetworks, padded
 from fedfade.qmix.replay import Replay
 from fedfade.randomness import fold, integers, streams, uniform
 from fedfade.uplink import (
@@ -47,7 +47,8 @@ class Rollout:
         self._inner = torch.zeros(played, clients, clients, device=device)
         self._explores = torch.zeros(slots, agents, episodes, dtype=torch.bool, device=device)
         self._random = torch.zeros(slots, agents, episodes, dtype=torch.int64, device=device)
-        self._seen = torch.zeros(agents, episodes, width, device=device)
+        self._width = width
+        self._seen = torch.zeros(agents, episodes, padded(width), device=device)
         self._slots = torch.arange(slots, device=device)
         self._keys = streams(seeds, "exploration", device=device)  # [run]
         self.slot = torch.zeros(1, dtype=torch.int64, device=device)
@@ -55,6 +56,7 @@ class Rollout:
         self.returns = torch.zeros(self.runs, episodes, device=device)  # sum of slot rewards
         self._batch = torch.zeros((), dtype=torch.int64, device=device)
         self._epsilon = torch.zeros((), device=device)
+        self._explore = record(self._draw_exploration, [self._explores, self._random], device)
         self._lay_out = fuse(self._write_round, device)
         self._advance = fuse(self._play_slot, device)
 
@@ -69,7 +71,7 @@ class Rollout:
         self._batch.fill_(batch)
         self._epsilon.fill_(epsilon)
         self._lay_out(round_)
-        self._draw_exploration()
+        self._explore()
         self.slot.zero_()
         self.remaining_bits.fill_(self.scenario.payload_bits)
         self.returns.zero_()
@@ -117,7 +119,7 @@ class Rollout:
         progress = Progress(self.remaining_bits)
         seen = fill_observation(self.scenario, self._now(self._backdrop), progress)
         seen = seen.view(len(seen), self.runs, self.episodes, -1).transpose(0, 1)
-        self._seen.copy_(seen.reshape(self._seen.shape))
+        self._seen[..., : self._width] = seen.flatten(0, 1)
         state = fill_state(self.scenario, self._now(self._state), progress)
         replay.see(self.slot, self._seen, state.view(self.runs, self.episodes, -1))
 

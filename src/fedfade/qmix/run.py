@@ -135,10 +135,10 @@ def _play(
     asked: Callable[[], bool],
 ) -> None:
     saved = then = time.perf_counter()
-    updates = int(trainer.updates)
+    updates = trainer.learned
     while trainer.batch < until:
         reports = trainer.play_batch()
-        now, learned = time.perf_counter(), int(trainer.updates)
+        now, learned = time.perf_counter(), trainer.learned
         slots = trainer.scenario.slots * trainer.rollout.episodes
         speed = {
             "slots per second": slots / (now - then),

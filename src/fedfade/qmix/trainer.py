@@ -28,9 +28,10 @@ from fedfade.config import Config
 from fedfade.errors import UserError
 from fedfade.qmix.engine import Engine
 from fedfade.qmix.learner import Learner
+from fedfade.qmix.networks import padded
 from fedfade.qmix.replay import Replay
 from fedfade.qmix.rollout import Rollout
-from fedfade.uplink import Rounds, gradient_source, observation_width, state_width
+from fedfade.uplink import Round, Rounds, gradient_source, observation_width, state_width
 
 
 class Report(NamedTuple):
@@ -70,15 +71,24 @@ class Trainer:
         qmix, episodes = config.qmix, config.qmix.parallel_episodes
         gradients = gradient_source(config, device)
         self.rounds = Rounds(config, gradients, episodes, self.seeds, device)
-        scenario = self.rounds.scenario
-        self.scenario = scenario
-        sizes = (scenario.clients, observation_width(scenario), state_width(scenario))
-        self.learner = Learner(qmix, *sizes, scenario.actions, self.seeds, device)
-        slots, size = scenario.slots, qmix.replay_size
-        self.replay = Replay(size, episodes, *sizes, slots, self.seeds, device)
+        self.scenario = scenario = self.rounds.scenario
+        agents, width, state = scenario.clients, observation_width(scenario), state_width(scenario)
+        self.learner = Learner(qmix, agents, width, state, scenario.actions, self.seeds, device)
+        self.replay = Replay(
+            qmix.replay_size,
+            episodes,
+            agents,
+            padded(width),
+            state,
+            scenario.slots,
+            self.seeds,
+            device,
+        )
         self.rollout = Rollout(scenario, episodes, self.seeds)
+        self._next: Round | None = None  # of the batch to come, made before the host waits
         self.batch = 0  # batches of episodes played
-        self.updates = torch.zeros((), dtype=torch.int64, device=device)
+        self.learned = 0  # updates so far
+        self.updates = torch.zeros((), dtype=torch.int64, device=device)  # the same, over there
         runs = len(self.seeds)
         self._loss = torch.zeros(runs, device=device)  # sums over the updates of a batch
         self._q = torch.zeros(runs, device=device)
@@ -88,7 +98,7 @@ class Trainer:
 
     def play_batch(self) -> list[Report]:
         """Play one batch of parallel episodes, learning on the way; a report for each run."""
-        round_ = self.rounds.round(self.batch)
+        round_ = self.rounds.round(self.batch) if self._next is None else self._next
         epsilon = self.epsilon()
         self.rollout.begin(round_, epsilon, self.batch, self.replay)
         self.replay.draw_ahead(self.updates, self._most_updates, self.config.qmix.batch_size)
@@ -108,7 +118,12 @@ class Trainer:
                 self.learner.copy_target()
         self.rounds.deliver(self.batch, self.rollout.delivered)
         self.batch += 1
-        return self._reports(learned, epsilon)
+        self.learned += learned
+        figures = self._figures()
+        # Asked for before the host waits, so that the device does not wait for the host.
+        more = self.batch < self.batches
+        self._next = self.rounds.round(self.batch) if more else None
+        return self._reports(figures, learned, epsilon)
 
     def epsilon(self) -> float:
         """Exploration of the current batch: linear in the episodes played, then constant."""
@@ -154,10 +169,14 @@ class Trainer:
 
     # --- what happened -------------------------------------------------------------------------
 
-    def _reports(self, learned: int, epsilon: float) -> list[Report]:
-        """The figures of a batch; the only place where the host waits for the device."""
+    def _figures(self) -> Tensor:
+        """Reward, uploads, summed loss and Q, accuracy: [run, figure]."""
         uploads = self.rollout.delivered.sum(-1).float().mean(-1)
         parts = [self.rollout.returns.mean(-1), uploads, self._loss, self._q, self._accuracy()]
+        return torch.stack(parts, -1)
+
+    def _reports(self, figures: Tensor, learned: int, epsilon: float) -> list[Report]:
+        """The figures of a batch; the only place where the host waits for the device."""
         updates = learned or math.nan
         reports = [
             Report(
@@ -169,7 +188,7 @@ class Trainer:
                 epsilon=epsilon,
                 accuracy=accuracy,
             )
-            for reward, delivered, loss, q, accuracy in torch.stack(parts, -1).tolist()
+            for reward, delivered, loss, q, accuracy in figures.tolist()
         ]
         for seed, report in zip(self.seeds, reports, strict=True):
             if not math.isfinite(report.reward):
@@ -218,6 +237,8 @@ class Trainer:
         names = tasks[0] if tasks else {}
         self.rounds.gradients.restore({n: torch.cat([task[n] for task in tasks]) for n in names})
         self.batch = batch
+        self.learned = int(self.updates)
+        self._next = None
 
 
 def _below(prefix: str, found: dict[str, Tensor]) -> dict[str, Tensor]:
