@@ -76,7 +76,7 @@ class TrainPoint:
         from fedfade.qmix import train
 
         total = config.qmix.episodes
-        train(config, folder, lambda trainer, report: tell(min(report.episodes, total), total))
+        train(config, folder, lambda trainer, runs: tell(min(runs[0].episodes, total), total))
 
     def finished(self, config: Config, folder: Path) -> bool:
         """Whether the checkpoint has all episodes."""
@@ -104,7 +104,32 @@ class TrainPoint:
         ]
 
 
-KINDS: dict[str, Kind] = {"compare": ComparePoint(), "train": TrainPoint()}
+class ReproducePoint:
+    """`fedfade reproduce all` on the paper's grids: one line a policy, in the training cell."""
+
+    def run(self, config: Config, folder: Path, tell: Tell) -> None:
+        """All parts in order."""
+        from fedfade.experiments.reproduce import PARTS, checked_setting, reproduce
+
+        setting = checked_setting(folder, config, "paper")
+        reproduce(setting, list(PARTS), done=lambda parts: tell(parts, len(PARTS)))
+
+    def finished(self, config: Config, folder: Path) -> bool:
+        """The page of claims is written last."""
+        return (folder / "claims.md").is_file()
+
+    def lines(self, config: Config, folder: Path) -> list[Line]:
+        """Final accuracy and what the uplink did where the agents were trained."""
+        from fedfade.experiments.reproduce import centre_lines
+
+        return centre_lines(config, folder)
+
+
+KINDS: dict[str, Kind] = {
+    "compare": ComparePoint(),
+    "train": TrainPoint(),
+    "reproduce": ReproducePoint(),
+}
 
 
 def is_finished(command: str, config: Config, folder: Path) -> bool:

@@ -51,7 +51,9 @@ class SweepConfig(BaseModel):
     """A sweep's YAML file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
-    command: Literal["compare", "train"] = Field("compare", description="what every point runs")
+    command: Literal["compare", "train", "reproduce"] = Field(
+        "compare", description="what every point runs"
+    )
     preset: str = Field(description="preset name or path of a .yaml file")
     set: dict[str, Any] = Field({}, description="overrides of all points")
     grid: dict[str, list[Any]] = Field({}, description="fields and their values; all combinations")

@@ -29,7 +29,11 @@ from fedfade.experiments.points import KINDS, Tell
 from fedfade.storage import InUse, make_folder, writing
 
 _PATIENCE_S = 60.0  # for a worker that was asked to stop
-_MARKERS = ("run.json", "checkpoint.json")  # say that a folder is whole, so they are written last
+_MARKERS = (
+    "run.json",
+    "checkpoint.json",
+    "claims.md",
+)  # say that a folder is whole, so they are written last
 
 
 @dataclass(frozen=True)

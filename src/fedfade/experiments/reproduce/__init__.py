@@ -5,7 +5,23 @@ they stopped), boils it down to small CSV files, and draws figures, facts (JSON)
 tables (Markdown) from those alone.
 """
 
-from fedfade.experiments.reproduce.parts import PARTS, all_parts, reproduce
-from fedfade.experiments.reproduce.setting import SCALES, Grid, Setting, make_setting
+from fedfade.experiments.reproduce.parts import PARTS, all_parts, centre_lines, reproduce
+from fedfade.experiments.reproduce.setting import (
+    SCALES,
+    Grid,
+    Setting,
+    checked_setting,
+    make_setting,
+)
 
-__all__ = ["PARTS", "SCALES", "Grid", "Setting", "all_parts", "make_setting", "reproduce"]
+__all__ = [
+    "PARTS",
+    "SCALES",
+    "Grid",
+    "Setting",
+    "all_parts",
+    "centre_lines",
+    "checked_setting",
+    "make_setting",
+    "reproduce",
+]

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedfade.config import Config
 from fedfade.errors import not_allowed
 from fedfade.experiments.reproduce import (
     ablation,
@@ -24,6 +26,8 @@ from fedfade.experiments.reproduce import (
     reward,
 )
 from fedfade.experiments.reproduce.setting import Setting, check_unseen
+from fedfade.experiments.reproduce.summaries import means
+from fedfade.experiments.reproduce.tables import Line, distinct, matching, read_table
 from fedfade.storage import folder_lock, read_json, write_json, write_text
 
 
@@ -59,13 +63,19 @@ def all_parts(wanted: str) -> list[str]:
     return [wanted]
 
 
-def reproduce(setting: Setting, parts: Sequence[str], redraw: bool = False) -> str:
+def reproduce(
+    setting: Setting,
+    parts: Sequence[str],
+    redraw: bool = False,
+    done: Callable[[int], None] = lambda parts: None,
+) -> str:
     """Compute and draw some parts, then judge the claims; returns the page of claims.
 
     With `redraw` nothing is computed: figures and tables are made again from the CSV files.
     """
     with folder_lock(setting.out):
-        for name in parts:
+        for count, name in enumerate(parts):
+            done(count)
             part = PARTS[name]
             if not redraw:
                 part.compute(setting)
@@ -77,6 +87,18 @@ def reproduce(setting: Setting, parts: Sequence[str], redraw: bool = False) -> s
         page = claims.page(claims.judge(_all_facts(setting)), _head(setting))
         write_text(setting.out / "claims.md", page)
     return page
+
+
+def centre_lines(config: Config, folder: Path) -> list[Line]:
+    """A line a policy of the training cell, means over the seeds of a finished reproduction."""
+    cell = {"alpha": config.learning.alpha, "clusters": float(config.radio.clusters)}
+    final = matching(read_table(folder / accuracy.PART / "final.csv"), **cell)
+    fields = ("accuracy", "uploads", "empty_rounds", "wasted", "fairness")
+    by_field = {field: means(final, "policy", field) for field in fields}
+    return [
+        {"policy": policy, **{field: by_field[field][policy] for field in fields}}
+        for policy in distinct(final, "policy")
+    ]
 
 
 def _plain(value: Any) -> Any:

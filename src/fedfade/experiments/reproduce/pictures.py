@@ -41,6 +41,7 @@ def _curve(axes: Any, lines: Sequence[Line], shade: str, label: str, factor: flo
     low, middle, high = (factor * np.array(part) for part in parts)
     axes.plot(x, middle, "--" if label == PERFECT else "-", color=shade, lw=1.6, label=label)
     axes.fill_between(x, low, high, color=shade, alpha=0.13, lw=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
 
 
 def accuracy_grid(curves: Sequence[Line], seeds: int) -> Figure:
@@ -126,7 +127,8 @@ def ablation(training: Sequence[Line], curves: Sequence[Line]) -> Figure:
     left.set_title("Training: median and 10-90 % band over seeds", loc="left", fontsize=10)
     right.set(xlabel="federated round", ylabel="test accuracy in %")
     right.set_title("Test at the centre, unseen seeds", loc="left", fontsize=10)
-    right.legend(frameon=False, fontsize=9, loc="lower right")
+    handles, names = right.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     tidy(left)
     tidy(right)
     return figure
@@ -219,7 +221,8 @@ def _map(axes: Any, cells: Sequence[Line], field: str, order: Sequence[str]) -> 
         x, y = snrs.index(cell["snr"]), spreads.index(cell["spread"])
         level = within_noise(cell)
         shade = to_rgb(colour(cell["winner"], order))
-        axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fc=shade, alpha=0.35 if level else 0.85))
+        pale = 0.35 if level else 0.85
+        axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fc=(*shade, pale), ec="white", lw=1.5))
         dark = not level and sum(shade) < 1.5
         text = f"{margin_text(cell, field)}\n({_value(cell, field)})"
         ink = "white" if dark else "black"
@@ -244,6 +247,8 @@ def margin_text(cell: Line, field: str) -> str:
     >>> margin_text({"margin": 0.5, "error": 0.4}, "uploads")
     '~0.50'
     """
+    if cell["margin"] == 0:
+        return "tie"
     size = 100 * cell["margin"] if field == "accuracy" else cell["margin"]
     return f"{'~' if within_noise(cell) else '+'}{size:.{1 if field == 'accuracy' else 2}f}"
 

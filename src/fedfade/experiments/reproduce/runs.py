@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedfade.config import Config, differences, load_config
+from fedfade.config import Config, QmixConfig, differences, load_config
 from fedfade.device import pick_device
 from fedfade.errors import UserError
 from fedfade.experiments.comparison import compare_many
@@ -145,9 +145,10 @@ def plus_jobs(setting: Setting, part: str, cell: str, fields: Mapping[str, Any])
 def _job(
     setting: Setting, part: str, cell: str, group: str, seed: int, fields: Mapping[str, Any]
 ) -> Job:
-    seeds = {"run.seed": unseen(seed), "run.seeds": 1}
+    # How agents were trained is their checkpoint's business.
+    fixed = {"run.seed": unseen(seed), "run.seeds": 1, "qmix": QmixConfig().model_dump()}
     folder = setting.out / part / "runs" / cell / f"{group}-seed-{unseen(seed)}"
-    return Job(changed(setting.base, {**fields, **seeds}), folder)
+    return Job(changed(setting.base, {**fields, **fixed}), folder)
 
 
 def compared(setting: Setting, jobs: Sequence[Job], what: str) -> list[list[Row]]:

@@ -61,8 +61,10 @@ SCALES = {
     "small": Scale(
         (
             "learning.data=digits",
+            "learning.batch_size=20",
             "learning.payload_bits=1986592",
             "radio.slots=50",
+            "radio.subcarriers=5",
             "qmix.hidden=[64, 64]",
             "qmix.agent_rate=0.0005",
             "qmix.batch_size=128",
@@ -70,9 +72,10 @@ SCALES = {
             "qmix.target_every=1000",
             "qmix.episodes=2000",
             "qmix.epsilon_episodes=1200",
+            "run.episodes_per_round=100",
             "run.seeds=2",
-            "run.rounds=12",
-            "run.evaluate_every=3",
+            "run.rounds=10",
+            "run.evaluate_every=2",
         ),
         Grid(regime_rounds=5, epoch_rounds=2, bound_rounds=5),
     ),
@@ -186,17 +189,26 @@ def make_setting(
     """A reproduction as the command line asks for it."""
     if scale not in SCALES:
         raise not_allowed("--scale", scale, f"one of {', '.join(SCALES)}")
-    chosen = SCALES[scale]
-    base = load_config(preset, [*chosen.overrides, *overrides])
-    wanted = {name: value for name, value in grid.items() if value is not None}
-    setting = Setting(
-        out, base, Grid(**{**vars(chosen.grid), **wanted}), scale, plus_is_shipped(base), say
-    )
+    base = load_config(preset, [*SCALES[scale].overrides, *overrides])
+    return checked_setting(out, base, scale, grid, say)
+
+
+def checked_setting(
+    out: Path,
+    base: Config,
+    scale: str,
+    grid: Mapping[str, Any] | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Setting:
+    """A reproduction around a training cell; refused where tests would not be tests."""
+    wanted = {name: value for name, value in (grid or {}).items() if value is not None}
+    chosen = Grid(**{**vars(SCALES[scale].grid), **wanted})
+    setting = Setting(out, base, chosen, scale, plus_is_shipped(base), say)
     if setting.centre not in setting.cells:
         raise UserError(
             f"the training cell {setting.centre.name} is none of the nine test cells: "
-            f"learning.alpha must be one of {setting.grid.alphas}, radio.clusters one of "
-            f"{setting.grid.clusters}."
+            f"learning.alpha must be one of {chosen.alphas}, radio.clusters one of "
+            f"{chosen.clusters}."
         )
     check_unseen(setting)
     return setting
