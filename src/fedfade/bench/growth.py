@@ -18,7 +18,7 @@ from fedfade.allocation import max_sum_rate
 from fedfade.bench import machine, median_ms, without_compiling
 from fedfade.bench.learning import random_images
 from fedfade.bench.schedule import instances
-from fedfade.bench.targets import federated_round
+from fedfade.bench.targets import federated_round, forget
 from fedfade.config import Config, Precision, load_config
 from fedfade.device import matrix_products
 from fedfade.learning import Federation
@@ -157,6 +157,7 @@ def points(place: Place, axes: dict[str, tuple[int, ...]] = AXES) -> Iterator[Po
                 key = tuple(sizes.values())
                 try:
                     if key not in known:
+                        forget(place.device)
                         known[key] = work(place, _config(place, sizes), sizes["seeds"])
                 except Exception as error:  # the other sizes are still wanted
                     reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]

@@ -44,7 +44,7 @@ from fedfade.config import Config, LearningConfig, Precision, load_config
 from fedfade.device import matrix_products
 from fedfade.errors import not_allowed
 from fedfade.experiments.comparison import Comparison, Reached, SideBySide
-from fedfade.learning import Dataset, Federation, gram, load_data
+from fedfade.learning import Dataset, Federation, gram, load_data, train_together
 from fedfade.learning.data import find_cifar10
 from fedfade.qmix.run import save
 from fedfade.qmix.trainer import Trainer
@@ -107,9 +107,11 @@ class Figure:
         return self.measured >= self.wanted if self.more else self.measured <= self.wanted
 
     def plain(self) -> dict[str, object]:
-        """For JSON, to four digits."""
+        """For JSON: to four digits, and without what there is not."""
         whole = asdict(self) | {"share_of_floor": self.share_of_floor, "reached": self.reached}
-        return {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in whole.items()}
+        del whole["more"]
+        there = {name: value for name, value in whole.items() if value not in (None, "")}
+        return {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in there.items()}
 
 
 class Sizes(NamedTuple):
@@ -121,14 +123,14 @@ class Sizes(NamedTuple):
     repeats: int
     channel_rounds: int  # of 20 episodes
     slots: int  # of max sum rate
-    grid_rounds: int
+    grid_rounds: int  # of which one ends with a test
     many_clients: int
     epochs: int
     seeds: int
     cells: int  # along a side of the grid
 
 
-FULL = Sizes(3, 20, 100, 20, 50, 10_000, 10, 50, 3, 5, 3)
+FULL = Sizes(3, 20, 100, 20, 50, 10_000, 5, 50, 3, 5, 3)
 SMALL = Sizes(1, 2, 3, 1, 2, 30, 3, 5, 1, 2, 1)
 
 
@@ -205,8 +207,10 @@ class Training(NamedTuple):
     update_ms: float
     slot_floor_ms: float
     update_floor_ms: float
-    prepare_ms: float  # local training and fading of a round
+    local_ms: float  # local training of a round
+    fading_ms: float
     layout_ms: float
+    test_ms: float  # a batch's share of testing the model
     batches: int
     tasks: int
     slots: int  # in a batch
@@ -262,38 +266,50 @@ def _updates_in_a_batch(config: Config) -> float:
 
 def _new_task_s(trainer: Trainer) -> float:
     """A batch of episodes that begins with another partition, other weights and places."""
-    trainer.batch += -trainer.batch % trainer.config.run.rounds
+    _to_new_task(trainer)
     return seconds(trainer.play_batch, trainer.scenario.device)
+
+
+def _to_new_task(trainer: Trainer) -> None:
+    """Jump to the batch with which the next federated task begins."""
+    run, qmix = trainer.config.run, trainer.config.qmix
+    trainer.batch += -trainer.batch % (
+        run.rounds * run.episodes_per_round // qmix.parallel_episodes
+    )
 
 
 def _parts(stage: Stage, trainer: Trainer) -> dict[str, float]:
     """Milliseconds of the parts of a batch of episodes."""
     rounds, qmix = trainer.rounds, trainer.config.qmix
-    sizes = stage.sizes
+    sizes, gradients = stage.sizes, trainer.rounds.gradients
+    _to_new_task(trainer)
+    first = trainer.batch + 1
 
-    def prepare() -> None:
-        for number in range(trainer.batch, trainer.batch + sizes.batches):
+    def prepare() -> None:  # consecutive rounds: their fading is drawn ahead once
+        for number in range(first, first + sizes.batches):
             rounds.round(number)
 
-    trainer.batch += -trainer.batch % trainer.config.run.rounds  # room for consecutive rounds
+    def train_clients() -> None:
+        for number in range(1, 1 + sizes.batches):
+            gradients.inner(trainer.seeds, number)
+
     rounds.round(trainer.batch)
-    trainer.batch += 1
-    prepare_s = seconds(prepare, stage.device) / sizes.batches
-    trainer.batch += sizes.batches
-    round_ = rounds.round(trainer.batch)
+    prepare_ms = 1e3 * seconds(prepare, stage.device) / sizes.batches
+    gradients.inner(trainer.seeds, 0)
+    local_ms = 1e3 * seconds(train_clients, stage.device) / sizes.batches
+    round_ = rounds.round(first + sizes.batches)
 
     def lay_out() -> None:
         trainer.rollout.begin(round_, 0.1, trainer.batch, trainer.replay)
         trainer.replay.draw_ahead(trainer.updates, trainer._most_updates, qmix.batch_size)
 
-    layout_ms = stage.milliseconds(lay_out)
-    slot_ms = stage.milliseconds(trainer.engine().step, 5, times=trainer.scenario.slots)
-    update_ms = stage.milliseconds(_updates(trainer), repeats=5) / trainer._most_updates
     return {
-        "prepare_ms": 1e3 * prepare_s,
-        "layout_ms": layout_ms,
-        "slot_ms": slot_ms,
-        "update_ms": update_ms,
+        "local_ms": local_ms,
+        "fading_ms": max(0.0, prepare_ms - local_ms),
+        "layout_ms": stage.milliseconds(lay_out),
+        "slot_ms": stage.milliseconds(trainer.engine().step, 5, times=trainer.scenario.slots),
+        "update_ms": stage.milliseconds(_updates(trainer), 5) / trainer._most_updates,
+        "test_ms": stage.milliseconds(gradients.accuracy, 3) / qmix.evaluate_every,
     }
 
 
@@ -318,13 +334,18 @@ def training(stage: Stage) -> Iterable[Figure]:
     slots, updates = found.slots * found.slot_ms, found.updates * found.update_ms
     slot_us, update_us = 1e3 * found.slot_ms, 1e3 * found.update_ms
     slot_floor, update_floor = 1e3 * found.slot_floor_ms, 1e3 * found.update_floor_ms
-    share, prepare, layout = found.share, found.prepare_ms, found.layout_ms
-    yield Figure("  slot step", "us", slot_us, floor=slot_floor, note=share(slots))
-    yield Figure("  update", "us", update_us, floor=update_floor, note=share(updates))
-    yield Figure("  local training, fading", "ms", prepare, note=share(prepare))
-    yield Figure("  laying out a round", "ms", layout, note=share(layout))
-    rest = found.batch_ms - slots - updates - prepare - layout
-    yield Figure("  rest: evaluation, reports", "ms", rest, note=share(rest))
+    yield Figure("  slot step", "us", slot_us, floor=slot_floor, note=found.share(slots))
+    yield Figure("  update", "us", update_us, floor=update_floor, note=found.share(updates))
+    rest = found.batch_ms - slots - updates
+    for name, ms in (
+        ("local training", found.local_ms),
+        ("fading", found.fading_ms),
+        ("laying out a round", found.layout_ms),
+        ("testing the model", found.test_ms),
+    ):
+        yield Figure(f"  {name}", "ms", ms, note=found.share(ms))
+        rest -= ms
+    yield Figure("  rest", "ms", rest, note=found.share(rest))
     yield Figure("  a new federated task", "ms", found.task_ms, note="every 100 rounds")
     yield Figure("  compiling and recording", "s", found.start_s, note="once, not in the sum")
 
@@ -341,9 +362,9 @@ def five_seeds(stage: Stage) -> Iterable[Figure]:
         many.floor_ms / one.floor_ms,
         note=f"{many.whole_s:.3g} s",
     )
-    yield Figure("  slot step", "x", many.slot_ms / one.slot_ms)
-    yield Figure("  update", "x", many.update_ms / one.update_ms)
-    yield Figure("  local training, fading", "x", many.prepare_ms / one.prepare_ms)
+    for part in ("slot", "update", "local", "fading", "layout"):
+        ratio = getattr(many, f"{part}_ms") / max(1e-9, getattr(one, f"{part}_ms"))
+        yield Figure(f"  {part}", "x", ratio)
 
 
 # --- federated rounds -------------------------------------------------------------------------
@@ -454,7 +475,9 @@ def grid(stage: Stage) -> Iterable[Figure]:
             at = {place: one.after for place, one in played.items()}
         return at
 
-    play(SideBySide(comparisons), start, 1)  # compiles
+    federations, runs = [one.federation for one in comparisons], [one.runs for one in comparisons]
+    states, seeds = [at.state for at in start.values()], [each.seed_of_run for each in runs]
+    train_together(federations, states, seeds, 0)  # compiles
     together = SideBySide(comparisons)
     reached: list[dict[int, Reached]] = []
     first_s = seconds(lambda: reached.append(play(together, start, 1)), stage.device)
@@ -533,7 +556,7 @@ def measure(
                     figures.append(figure)
             except Exception as error:  # whatever it is, the other figures are still wanted
                 fault = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            took[name] = time.perf_counter() - begin
+            took[name] = round(time.perf_counter() - begin, 1)
             found[name] = [figure.plain() for figure in figures]
             if fault:
                 failed[name] = fault

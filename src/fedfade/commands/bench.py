@@ -55,7 +55,7 @@ def wanted(
         return
     from fedfade.bench.targets import measure
 
-    columns = ("figure", "unit", "measured", "wanted", "floor", "share", "")
+    columns = ("figure", "unit", "measured", "wanted", "floor", "share of floor", "")
     table = Table(*(Column(name, no_wrap=True) for name in columns), box=None)
     at_once = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
@@ -67,17 +67,21 @@ def wanted(
             at_once.print("  ".join(row))  # a run that is cut short has shown what it had
 
     found = measure(_device(device), _precision(precision), only, tell)
-    Console(width=max(110, Console().width)).print(table)
+    Console(width=max(130, Console().width)).print(table)
     if json:
         typer.echo(json_format.dumps(found, allow_nan=False))
 
 
 def _row(figure: Figure) -> list[str]:
     numbers = (figure.measured, figure.wanted, figure.floor, figure.share_of_floor)
-    shown = ["-" if number is None else f"{number:.3g}" for number in numbers]
+    shown = ["-" if number is None else _number(number) for number in numbers]
     verdict = {True: "reached", False: "missed", None: ""}[figure.reached]
     words = ", ".join(filter(None, (verdict, figure.note)))
     return [figure.name, figure.unit, *shown, words]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _device(name: str) -> torch.device:
