@@ -15,6 +15,7 @@ from fedfade.commands.bound import bound
 from fedfade.commands.compare import compare
 from fedfade.commands.data import data
 from fedfade.commands.export import export
+from fedfade.commands.ladder import ladder
 from fedfade.commands.learn import learn
 from fedfade.commands.options import PresetArgument, SetOption
 from fedfade.commands.partition import partition
@@ -40,6 +41,7 @@ app.command(short_help="Compare policies: who wins, and why.")(compare)
 app.command(short_help="Draw one round of a comparison, slot by slot.")(replay)
 app.command(short_help="Train QMIX agents on the uplink.")(train)
 app.command(short_help="Write trained agents as ONNX, one per client.")(export)
+app.command(short_help="What is a bit of channel knowledge worth?")(ladder)
 app.command(short_help="Run many configurations.")(sweep)
 app.command(short_help="The paper's figures and claims, from one command.")(reproduce)
 app.command(short_help="Check a finished run: same numbers again?")(verify)
