@@ -14,9 +14,9 @@ from fedfade.config import CellConfig, RadioConfig
 from fedfade.radio import Cell, Channel, Place
 from fedfade.radio.angles import angle_spread, direction
 from fedfade.radio.clusters import draw_quadriga, draw_tr38901
-from fedfade.radio.rays import Rays, draw_rays
+from fedfade.radio.rays import Rays, draw_rays, subcluster_sizes
 from fedfade.radio.recording import read_recording, sample
-from fedfade.radio.response import frequency_offsets, gains
+from fedfade.radio.response import frequency_offsets, gains, gains_by_sines
 from fedfade.radio.scenario import LIGHT_MPS
 from fedfade.radio.statistics import gain_statistics
 from fedfade.randomness import fold, stream
@@ -168,8 +168,11 @@ def test_response_is_the_plain_sum_over_rays() -> None:
                 amplitude = float(rays64.power[drop, cluster] / 20) ** 0.5
                 total += amplitude * np.exp(2j * np.pi * turns)
             expected[drop, band, slot] += abs(total) ** 2 / 3
-    found = gains(rays, offsets, slot_s=2e-3, slots=slots).numpy()
-    np.testing.assert_allclose(found, expected, atol=2e-4)  # float32 phases of up to 10 turns
+    groups = tuple(subcluster_sizes())
+    on_cpu = gains(rays, offsets, slot_s=2e-3, slots=slots).numpy()
+    on_gpu = gains_by_sines(rays, offsets, slot_s=2e-3, slots=slots, groups=groups).numpy()
+    for found in (on_cpu, on_gpu):
+        np.testing.assert_allclose(found, expected, atol=2e-4)  # float32 phases of up to 10 turns
 
 
 def test_average_of_one_subcarrier_is_the_centre() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedfade.config import CellConfig, RadioConfig
+from fedfade.device import spare_bytes
 from fedfade.errors import UserError
 from fedfade.radio.cell import Place, Trajectory
 from fedfade.radio.clusters import draw_quadriga, draw_tr38901, scattering_clusters
@@ -18,9 +19,9 @@ from fedfade.radio.response import frequency_offsets, gains
 from fedfade.radio.traces import load_traces
 from fedfade.randomness import fold, integers, streams
 
-# Complex values worked on at a time. On the CPU what a few dozen client-rounds need, so that they
-# stay in cache; on CUDA enough to fill the card.
-_VALUES = {"cpu": 1 << 21, "cuda": 1 << 26}
+_GPU_SHARE, _CPU_BYTES = 0.1, 1 << 24
+"""Memory worked on at a time: of a GPU's, and on the CPU what a few dozen client-rounds need, so
+that they stay in cache."""
 
 
 class Channel:
@@ -119,8 +120,11 @@ class Channel:
 
     def _chunk(self) -> int:
         """Client-rounds worked on at a time; the values do not depend on it."""
-        each = self.radio.slots * (3 * self.radio.clusters + self.frequencies_hz.numel())
-        return max(1, _VALUES.get(self.device.type, 1 << 24) // each)
+        paths, frequencies = 3 * self.radio.clusters, self.frequencies_hz.numel()
+        each = 8 * self.radio.slots * (paths + frequencies)  # complex values
+        if self.device.type != "cpu":  # phasors as real matrices, and twice what has a name
+            each = 2 * each + 32 * paths * frequencies
+        return max(1, spare_bytes(self.device, _GPU_SHARE, _CPU_BYTES) // each)
 
     def _draw_chunk(self, keys: Tensor, place: Place) -> Tensor:
         radio = self.radio

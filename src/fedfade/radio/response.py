@@ -5,17 +5,23 @@ All rays of a sub-cluster share one delay, so
     H(t, f) = sum over sub-clusters k of  x_k(t) exp(-2 pi i f tau_k),
     x_k(t)  = sum over its rays m of      exp(2 pi i (phase_m + nu_m t)),
 
-two products of small matrices of phasors. Time is split once more, t = coarse + fine: the phasors
-of 16 + 16 instants, themselves powers of one number, make those of 256.
+two products of small matrices of phasors. On the CPU time is split once more, t = coarse + fine:
+the phasors of 16 + 16 instants, themselves powers of one number, make those of 256. On a GPU it
+is the other way round: a sine costs nothing beside the memory it would be fetched from, so every
+phasor is computed where it is summed.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
 
+from fedfade.device import matrix_products
+from fedfade.graphs import fuse
 from fedfade.radio.rays import Rays, subcluster_sizes
 
 
@@ -73,6 +79,15 @@ def frequency_offsets(subbands: int, bandwidth_hz: float, subcarriers: int) -> T
 
 def gains(rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int) -> Tensor:
     """Power gain of each sub-band: rays of a batch [...] -> [..., band, slot]."""
+    if offsets_hz.device.type == "cpu":
+        return gains_by_powers(rays, offsets_hz, slot_s, slots)
+    with matrix_products("fp32"):  # whatever learning asks for, the channel is one
+        fused = _fused(offsets_hz.device)
+        return fused(rays, offsets_hz, slot_s, slots, tuple(subcluster_sizes()))
+
+
+def gains_by_powers(rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int) -> Tensor:
+    """The way of the CPU: few phasors, matrix products."""
     batch = rays.power.shape[:-1]
     groups = subcluster_sizes()
     series = time_series(rays.doppler_hz, rays.phase, slot_s, slots, groups)
@@ -95,3 +110,56 @@ def _frequency_phasors(delay_s: Tensor, amplitude: Tensor, offsets_hz: Tensor) -
     at_centre = weight * _phasor(-centre[:, None] * delay)  # [..., band, path]
     from_centre = _phasor(-inside[:, None] * delay)  # [..., subcarrier, path]
     return (at_centre.unsqueeze(-2) * from_centre.unsqueeze(-3)).flatten(-3, -2)
+
+
+# --- on a GPU ----------------------------------------------------------------------------------
+
+
+def _circle(turns: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin of 2 pi x."""
+    angle = (turns - torch.round(turns)) * (2.0 * math.pi)
+    return torch.cos(angle), torch.sin(angle)
+
+
+def gains_by_sines(
+    rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int, groups: tuple[int, ...]
+) -> Tensor:
+    """The way of a GPU: real numbers only, which compilers can merge, and one matrix product."""
+    batch = rays.power.shape[:-1]
+    bands, subcarriers = offsets_hz.shape
+    series = _rotating_sums(rays, slot_s, -(-slots // 8) * 8, groups)  # whole rows
+    turn = _path_weights(rays, offsets_hz.flatten(), sum(groups))
+    field = torch.matmul(turn, series)  # [..., (part, band, subcarrier), slot]
+    energy = field.square().view(*batch, 2, bands, subcarriers, -1).sum((-4, -2))
+    return energy[..., :slots] / subcarriers
+
+
+def _rotating_sums(rays: Rays, slot_s: float, slots: int, groups: tuple[int, ...]) -> Tensor:
+    """Real, then imaginary parts of every sub-cluster's rays: [..., (part, path), slot]."""
+    slot = torch.arange(slots, device=rays.phase.device)
+    per_slot = rays.doppler_hz * slot_s
+    real, imaginary, ray = [], [], 0
+    for size in groups:
+        re = im = torch.zeros((), device=slot.device)
+        for _ in range(size):  # summed as they come, no phasor is stored
+            cos, sin = _circle(rays.phase[..., ray, None] + per_slot[..., ray, None] * slot)
+            re, im, ray = re + cos, im + sin, ray + 1
+        real.append(re)  # [..., cluster, slot]
+        imaginary.append(im)
+    both = [torch.stack(part, dim=-2).flatten(-3, -2) for part in (real, imaginary)]
+    return torch.cat(both, dim=-2)
+
+
+def _path_weights(rays: Rays, offsets_hz: Tensor, rays_each: int) -> Tensor:
+    """Complex weights as a real matrix: [..., (part, frequency), (part, path)]."""
+    amplitude = torch.sqrt(rays.power / rays_each).unsqueeze(-1)
+    weight = amplitude.expand_as(rays.delay_s).flatten(-2).unsqueeze(-2)  # [..., 1, path]
+    delay = rays.delay_s.flatten(-2).unsqueeze(-2)
+    cos, sin = (weight * part for part in _circle(-offsets_hz[:, None] * delay))
+    rows = [torch.cat([cos, -sin], dim=-1), torch.cat([sin, cos], dim=-1)]
+    return torch.cat(rows, dim=-2)
+
+
+@cache
+def _fused(device: torch.device) -> Callable[..., Tensor]:
+    return fuse(gains_by_sines, device, dynamic=True)
