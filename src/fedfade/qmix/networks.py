@@ -137,9 +137,9 @@ def _sum_over_batch(g: Tensor, out: Tensor) -> None:
     out.copy_(g.sum(1, keepdim=True))
 
 
-_finish_layer = cache(lambda device: fuse(_bias_and_relu, device, dynamic=True))
-_spread = cache(lambda device: fuse(_to_choices, device, dynamic=True))
-_add_up = cache(lambda device: fuse(_sum_over_batch, device, dynamic=True))
+_finish_layer = cache(lambda device: fuse(_bias_and_relu, device))
+_spread = cache(lambda device: fuse(_to_choices, device))
+_add_up = cache(lambda device: fuse(_sum_over_batch, device))
 
 
 def padded(count: int) -> int:
