@@ -48,8 +48,7 @@ class Uplink:
         """Several rounds, one episode per seed and round; gradients unknown: [(seed, round)]."""
         channel, walk = self._channel, self._trajectory
         fading = channel.small_scale_gains(self.seeds, numbers, [0], walk)[:, :, 0]
-        gain_db = torch.stack([walk.at(number).gain_db for number in numbers], 1)
-        alpha = db_to_linear(gain_db).flatten(0, 1)
+        alpha = db_to_linear(walk.during(numbers).gain_db).flatten(0, 1)
         count = torch.tensor(numbers, dtype=torch.float32).to(alpha.device, non_blocking=True)
         return Round(
             alpha=alpha,

@@ -55,11 +55,23 @@ class Trajectory(Place):
         >>> cell.trajectory([0, 1], rounds=3).at(2).gain_db.shape
         torch.Size([2, 10])
         """
+        return self._rows(self._row(round_index))
+
+    def during(self, rounds: Sequence[int]) -> Place:
+        """The places in several rounds: [run, round, client]."""
+        rows = [self._row(round_index) for round_index in rounds]
+        one_after_another = rows == list(range(rows[0], rows[0] + len(rows)))
+        return self._rows(slice(rows[0], rows[-1] + 1) if one_after_another else rows)
+
+    def _row(self, round_index: int) -> int:
         row = round_index - self.first_round
         if not 0 <= row < self.gain_db.shape[1]:
             last = self.first_round + self.gain_db.shape[1] - 1
             raise not_allowed("round", round_index, f"one of {self.first_round} ... {last}")
-        return Place(**{f.name: getattr(self, f.name)[:, row] for f in fields(Place)})
+        return row
+
+    def _rows(self, rows: int | slice | list[int]) -> Place:
+        return Place(**{f.name: getattr(self, f.name)[:, rows] for f in fields(Place)})
 
 
 class Cell:

@@ -17,7 +17,7 @@ from fedfade.radio.rayleigh import rayleigh_gains
 from fedfade.radio.rays import draw_rays
 from fedfade.radio.response import frequency_offsets, gains
 from fedfade.radio.traces import load_traces
-from fedfade.randomness import fold, integers, streams
+from fedfade.randomness import fold, integers, stream
 
 _GPU_SHARE, _CPU_BYTES = 0.1, 1 << 24
 """Memory worked on at a time: of a GPU's, and on the CPU what a few dozen client-rounds need, so
@@ -88,14 +88,15 @@ class Channel:
         if wanted != there:
             raise ValueError(f"(runs, clients) {wanted} asked for, the trajectory has {there}")
         purpose = f"fading {self.radio.source}"
-        keys = torch.stack([streams(seeds, purpose, r, device=self.device) for r in rounds], 1)
-        keys = fold(keys[..., None], torch.tensor(list(episodes), device=self.device))
+        starts = torch.tensor([[stream(s, purpose, r) for r in rounds] for s in seeds])
+        which = torch.tensor(list(episodes))
+        keys = fold(starts[..., None], which).to(self.device, non_blocking=True)
         keys = fold(keys[..., None], torch.arange(self.clients, device=self.device))
         shape = keys.shape  # [run, round, episode, client]
-        places = [trajectory.at(r) for r in rounds]
+        places = trajectory.during(rounds)
         place = Place(
             **{
-                f.name: _spread([getattr(p, f.name) for p in places], shape[2]).to(self.device)
+                f.name: _spread(getattr(places, f.name), shape[2]).to(self.device)
                 for f in fields(Place)
             }
         )
@@ -149,9 +150,8 @@ class Channel:
         return gains(rays, self.frequencies_hz, radio.slot_s, radio.slots)
 
 
-def _spread(values: Sequence[Tensor], episodes: int) -> Tensor:
-    """A value of each round for all its episodes, [run, client, ...] for every round ->
+def _spread(value: Tensor, episodes: int) -> Tensor:
+    """A value of each round for all its episodes: [run, round, client, ...] ->
     [(run, round, episode, client), ...]."""
-    value = torch.stack(list(values), dim=1)  # [run, round, client, ...]
     runs, rounds, *rest = value.shape
     return value[:, :, None].expand(runs, rounds, episodes, *rest).reshape(-1, *rest[1:])
