@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from fedfade.config import load_config
 from fedfade.experiments import Comparison, RunFolder, read_rows, series
 from fedfade.experiments.bound import bound_under
 from fedfade.experiments.points import KINDS
-from fedfade.experiments.reproduce import PARTS, SCALES, claims, regimes, runs, setting
+from fedfade.experiments.reproduce import PARTS, SCALES, claims, parts, regimes, runs, setting
 from fedfade.experiments.reproduce.bound import spearman
 from fedfade.experiments.reproduce.setting import Grid, changed, checked_setting, cycle_seeds
 from fedfade.experiments.reproduce.tables import matching, read_table
@@ -58,7 +59,7 @@ def micro(monkeypatch: pytest.MonkeyPatch) -> None:
 def results(out: Path) -> dict[str, bytes]:
     """What a reproduction says: everything but pictures and run folders."""
     found = {}
-    for pattern in ("*/*.csv", "*/*.json", "*/*.md", "claims.md"):
+    for pattern in ("*/*.csv", "*/*.json", "*/*.md", "*.md"):
         found |= {str(p.relative_to(out)): p.read_bytes() for p in out.glob(pattern)}
     return found
 
@@ -87,6 +88,9 @@ def test_every_part_leaves_table_picture_and_facts(fedfade, whole: Path, tmp_pat
     page = (whole / "claims.md").read_text()
     assert all(f"| {says} |" in page for says, *_ in claims.CLAIMS)
     assert "checks the code, not the paper" in page
+    whole_page = (whole / "results.md").read_text()
+    for part in PARTS:
+        assert f"({part}/{part}.png)" in whole_page
     # The same command again computes nothing and says the same.
     out = tmp_path / "again"
     shutil.copytree(whole, out)
@@ -127,7 +131,7 @@ def test_interrupted_anywhere_it_ends_in_the_same_files(
             assert "the same command continues" in answer.err
             stops += 1
     assert stops >= 3
-    same = {name: text for name, text in results(out).items() if name != "claims.md"}
+    same = {name: text for name, text in results(out).items() if "/" in name}
     assert len(same) > 10
     assert same.items() <= results(whole).items()
 
@@ -139,13 +143,29 @@ def test_redraw_needs_only_the_tables(fedfade, whole: Path, tmp_path: Path) -> N
     for part in ("reward", "regimes"):
         answer = fedfade("reproduce", part, *words)
         assert answer.code == 0, answer.err
-    assert results(out).items() <= results(whole).items()
-    assert (out / "claims.md").read_text() == (whole / "claims.md").read_text()
+    same = {name: text for name, text in results(out).items() if name != "results.md"}
+    assert same.items() <= results(whole).items()
     assert (out / "regimes" / "regimes.png").exists()
     (out / "accuracy" / "final.csv").unlink()
     answer = fedfade("reproduce", "accuracy", *words)
     assert answer.code == 2
     assert "final.csv" in answer.err
+
+
+def test_without_matplotlib_tables_must_do(
+    fedfade, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "plain"
+    shutil.copytree(whole, out, ignore=shutil.ignore_patterns("runs", "training*", "*.png"))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setattr(parts, "find_spec", lambda name: None)
+    words = ["--scale", "small", "--out", out, "--redraw", *SETTINGS]
+    answer = fedfade("reproduce", "reward", *words)
+    assert answer.code == 0, answer.err
+    assert "no pictures" in answer.out
+    assert not list(out.rglob("*.png"))
+    assert (out / "claims.md").read_bytes() == (whole / "claims.md").read_bytes()
 
 
 BAD = [
@@ -227,7 +247,7 @@ def test_the_map_plays_what_comparisons_play(whole: Path) -> None:
         if line["policy"] not in ("perfect", "qmix"):
             assert matching(uploads, **where)[0]["uploads"] == line["uploads"]
             checked += 1
-    assert checked == 2 * 2 * 4
+    assert checked == 2 * 2 * 4  # cells, seeds, policies without agents that send
 
 
 def test_the_bound_under_a_policy_is_the_bias_a_comparison_records(tmp_path: Path) -> None:
@@ -278,10 +298,10 @@ def test_a_point_of_a_sweep(whole: Path, tmp_path: Path) -> None:
     assert len(load_sweep(path).points) == 2
     kind = KINDS["reproduce"]
     base = load_config("paper", [*SCALES["small"].overrides, *MICRO, "run.seeds=1"])
-    out, parts = tmp_path / "point", []
+    out, told = tmp_path / "point", []
     assert not kind.finished(base, out)
-    kind.run(base, out, lambda done, total: parts.append((done, total)))
-    assert parts == [(done, len(PARTS)) for done in range(len(PARTS))]
+    kind.run(base, out, lambda done, total: told.append((done, total)))
+    assert told == [(done, len(PARTS)) for done in range(len(PARTS))]
     assert kind.finished(base, out)
     lines = kind.lines(base, out)
     assert [line["policy"] for line in lines][-2:] == ["qmix", "perfect"]

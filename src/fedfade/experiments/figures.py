@@ -27,7 +27,11 @@ _COLOURS = {
     "max-sum-rate": "#2471a3",
     "block-fading-schedule": "#1e8449",
     "block-fading-schedule-feedback": "#7dcea0",
+    "wrap-around-schedule": "#9ccc65",
+    "wrap-around-choice": "#ec407a",
     "shortest-remaining-first": "#8e44ad",
+    "deadline-feedback": "#a1887f",
+    "deadline-matching": "#311b92",
     "qmix": "#d4ac0d",
     "qmix-plus": "#00acc1",
 }

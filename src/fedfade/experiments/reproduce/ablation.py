@@ -58,7 +58,7 @@ def draw(setting: Setting) -> tuple[dict[str, object], str]:
     folder = setting.out / PART
     training, final = read_table(folder / "curve.csv"), read_table(folder / "final.csv")
     curves = read_table(folder / "curves.csv")
-    pictures.save(pictures.ablation(training, curves), folder / "ablation.png")
+    pictures.put(folder / "ablation.png", pictures.ablation, training, curves)
     rows, facts = [], []
     for hidden in distinct(final, "hidden"):
         values, uploads = map(np.array, columns(final, "accuracy", "uploads", hidden=hidden))

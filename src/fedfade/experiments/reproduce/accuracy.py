@@ -85,11 +85,11 @@ def draw(setting: Setting, part: str = PART) -> tuple[dict[str, object], str]:
     """Figures, facts and the table to paste, from the CSV files."""
     folder = setting.out / part
     final, curves = read_table(folder / "final.csv"), read_table(folder / "curves.csv")
-    pictures.save(
-        pictures.accuracy_grid(curves, len(distinct(final, "seed"))), folder / f"{part}.png"
-    )
+    seeds = len(distinct(final, "seed"))
+    pictures.put(folder / f"{part}.png", pictures.accuracy_grid, curves, seeds)
     centre = matching(final, alpha=setting.centre.alpha, clusters=setting.centre.clusters)
-    pictures.save(pictures.served(centre, setting.base.learning.clients), folder / "served.png")
+    clients = setting.base.learning.clients
+    pictures.put(folder / "served.png", pictures.served, centre, clients)
     return _facts(final), _text(final)
 
 

@@ -65,9 +65,9 @@ def draw(setting: Setting) -> tuple[dict[str, object], str]:
     cells = [_correlation(own, alpha, n_c) for alpha, n_c, own in accuracy.by_cell(final)]
     centre = matching(final, alpha=setting.centre.alpha, clusters=setting.centre.clusters)
     write_table(folder / "correlation.csv", cells)
-    pictures.save(pictures.second_term(centre, biases), folder / "bound.png")
+    pictures.put(folder / "bound.png", pictures.second_term, centre, biases)
     terms = {policy: read_table(folder / f"terms-{policy}.csv") for policy in MEASURED}
-    pictures.save(pictures.bound_terms(terms), folder / "terms.png")
+    pictures.put(folder / "terms.png", pictures.bound_terms, terms)
     rows = [
         [f"alpha {c['alpha']:g}, n_c {c['clusters']:g}"]
         + [f"{c[name]:.2f}" for name in ("all_runs", "within_seeds", "uploads")]

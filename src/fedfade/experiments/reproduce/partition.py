@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedfade.experiments.reproduce import pictures
 from fedfade.experiments.reproduce.setting import Setting, changed, unseen
@@ -57,10 +58,7 @@ def draw(setting: Setting) -> tuple[dict[str, object], str]:
     }
     data = setting.base.learning.data
     title = f"{data}, {setting.base.learning.clients} clients, seed {seeds[0]:g}"
-    pictures.save(
-        class_distribution({a: c.astype(np.int64) for a, c in counts.items()}, classes, title),
-        folder / "partition.png",
-    )
+    pictures.put(folder / "partition.png", class_distribution, counts, classes, title)
     spread = {
         alpha: float(
             np.mean(
@@ -74,9 +72,9 @@ def draw(setting: Setting) -> tuple[dict[str, object], str]:
     return {"share_std": {f"{alpha:g}": value for alpha, value in spread.items()}}, text
 
 
-def _counts(lines: list[Line], classes: list[str]) -> np.ndarray:
-    return np.array([[line[name] for name in classes] for line in lines])
+def _counts(lines: list[Line], classes: list[str]) -> NDArray[np.int64]:
+    return np.array([[int(line[name]) for name in classes] for line in lines])
 
 
-def _spread(counts: np.ndarray) -> float:
+def _spread(counts: NDArray[np.int64]) -> float:
     return float((counts / counts.sum(1, keepdims=True)).std(1).mean())

@@ -5,12 +5,14 @@ DIR/PART/*.png       figures
 DIR/PART/PART.json   the figures behind the claims
 DIR/PART/PART.md     tables to paste
 DIR/claims.md        the paper's claims with verdicts
+DIR/results.md       all of it on one page: claims, tables, pictures
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,18 +36,21 @@ from fedfade.storage import folder_lock, read_json, write_json, write_text
 class Part(NamedTuple):
     """What a part does."""
 
+    title: str
     compute: Callable[[Setting], None]
     draw: Callable[[Setting], tuple[dict[str, object], str]]
 
 
 PARTS = {
-    "partition": Part(partition.compute, partition.draw),
-    "reward": Part(reward.compute, reward.draw),
-    "accuracy": Part(accuracy.compute, accuracy.draw),
-    "epochs": Part(accuracy.compute_epochs, accuracy.draw_epochs),
-    "ablation": Part(ablation.compute, ablation.draw),
-    "bound": Part(bound.compute, bound.draw),
-    "regimes": Part(regimes.compute, regimes.draw),
+    "partition": Part("Who owns which classes", partition.compute, partition.draw),
+    "reward": Part("Reward while training", reward.compute, reward.draw),
+    "accuracy": Part("Test accuracy in nine cells", accuracy.compute, accuracy.draw),
+    "epochs": Part(
+        "The centre cell with local epochs", accuracy.compute_epochs, accuracy.draw_epochs
+    ),
+    "ablation": Part("Hidden observations", ablation.compute, ablation.draw),
+    "bound": Part("The bound's second term", bound.compute, bound.draw),
+    "regimes": Part("Who wins where", regimes.compute, regimes.draw),
 }
 ALL = "all"
 
@@ -73,6 +78,8 @@ def reproduce(
 
     With `redraw` nothing is computed: figures and tables are made again from the CSV files.
     """
+    if find_spec("matplotlib") is None:
+        setting.say("Matplotlib is not installed: no pictures; --redraw makes them where it is")
     with folder_lock(setting.out):
         for count, name in enumerate(parts):
             done(count)
@@ -85,8 +92,21 @@ def reproduce(
             write_text(folder / f"{name}.md", text + "\n")
             setting.say(f"{name}: done, {folder}")
         page = claims.page(claims.judge(_all_facts(setting)), _head(setting))
+        write_text(setting.out / "results.md", _results(setting, page))
         write_text(setting.out / "claims.md", page)
     return page
+
+
+def _results(setting: Setting, claims_page: str) -> str:
+    """Claims, tables and pictures of every part that has been run, on one page."""
+    sections = [claims_page.rstrip()]
+    for name, part in PARTS.items():
+        text = setting.out / name / f"{name}.md"
+        if text.is_file():
+            pictures = sorted((setting.out / name).glob("*.png"), key=lambda p: p.stem != name)
+            shown = [f"![{p.stem}]({name}/{p.name})" for p in pictures]
+            sections.append("\n\n".join([f"## {part.title}", text.read_text().rstrip(), *shown]))
+    return "\n\n".join(sections) + "\n"
 
 
 def centre_lines(config: Config, folder: Path) -> list[Line]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,12 +21,22 @@ __all__ = [
     "ablation",
     "accuracy_grid",
     "bound_terms",
+    "put",
     "regimes",
     "reward",
-    "save",
     "second_term",
     "served",
 ]
+
+
+def put(path: Path, make: Callable[..., Figure], *given: Any) -> None:
+    """Draw a figure and write it, where Matplotlib is installed; elsewhere tables must do."""
+    try:
+        figure = make(*given)
+    except ImportError:
+        return
+    save(figure, path)
+
 
 _VARIANTS = {"nothing": "#d4ac0d", "gradient": "#7d3c98", "fading": "#c0392b"}
 _NAMES = {

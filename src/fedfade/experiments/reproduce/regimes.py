@@ -52,12 +52,21 @@ from fedfade.uplink import Round
 from fedfade.uplink.gradients import SyntheticGradients
 
 PART = "regimes"
-FEEDBACK = "block-fading-schedule-feedback"
-CENTRAL = ("max-sum-rate", "shortest-remaining-first")
-PLAYED = ("random", "max-individual-rate", SCHEDULE, FEEDBACK, *CENTRAL)
-LEARNING = ("random", SCHEDULE, *CENTRAL, PERFECT)
-LOCAL = ("random", "max-individual-rate", SCHEDULE, QMIX, QMIX_PLUS)
+ONCE_A_ROUND = (SCHEDULE, "wrap-around-schedule")
+"""Made from large-scale gains alone before the first slot."""
+OWN_FADING = ("wrap-around-choice", "max-individual-rate")
+CENTRAL = ("max-sum-rate", "shortest-remaining-first", "deadline-matching")
+FEEDBACK = ("block-fading-schedule-feedback", "deadline-feedback")
+AGENTS = (QMIX, QMIX_PLUS)
+PLAYED = ("random", *ONCE_A_ROUND, *OWN_FADING, *FEEDBACK, *CENTRAL)
+LEARNING = (SCHEDULE, OWN_FADING[0], *CENTRAL[:2], PERFECT)
+LOCAL = ("random", *ONCE_A_ROUND, *OWN_FADING, *AGENTS)
 """A client alone can follow these."""
+GROUPS = {
+    "Seeing everybody's fading": CENTRAL,
+    "Seeing the own fading": OWN_FADING,
+    "Trained agents": AGENTS,
+}
 
 _PAYLOAD_BITS = 9_932_960.0  # the paper's, where there is no model to count
 WORTH_UPLOADS, WORTH_ACCURACY = 0.05, 0.01
@@ -229,24 +238,26 @@ def cells_of(lines: Sequence[Line]) -> list[tuple[float, float, list[Line]]]:
 
 
 def gains(lines: Sequence[Line], field: str, policies: Sequence[str]) -> list[Line]:
-    """What the best of some policies adds to the schedule made once a round, cell by cell."""
+    """What the best of some policies adds to the best schedule made once a round, by cell."""
     found = []
     for snr, spread, own in cells_of(lines):
-        mean = means([line for line in own if line["policy"] in policies], "policy", field)
-        if not mean:
+        mean = means(own, "policy", field)
+        rivals = [policy for policy in policies if policy in mean]
+        if not rivals:
             continue
-        best = max(mean, key=lambda policy: mean[policy])
-        base = means(matching(own, policy=SCHEDULE), "policy", field)[SCHEDULE]
-        gain, error = paired(own, {"policy": best}, {"policy": SCHEDULE}, field)
+        best = max(rivals, key=lambda policy: mean[policy])
+        base = max((p for p in ONCE_A_ROUND if p in mean), key=lambda policy: mean[policy])
+        gain, error = paired(own, {"policy": best}, {"policy": base}, field)
         found.append(
             {
                 "snr": snr,
                 "spread": spread,
                 "policy": best,
-                "schedule": base,
+                "over": base,
+                "schedule": mean[base],
                 "gain": gain,
                 "error": error,
-                "pays": pays(gain, error, base, field),
+                "pays": pays(gain, error, mean[base], field),
             }
         )
     return found
@@ -276,15 +287,16 @@ def draw(setting: Setting) -> tuple[dict[str, object], str]:
         for field, lines in tables.items()
         for who, allowed in (("all", everybody), ("local", local))
     }
-    pictures.save(pictures.regimes(maps), folder / "regimes.png")
+    pictures.put(folder / "regimes.png", pictures.regimes, maps)
     for (field, who), cells in maps.items():
         write_table(folder / f"map-{field}-{who}.csv", cells)
     answers, text = {}, []
     for field, lines in tables.items():
-        for name, group in (("central", CENTRAL), ("agents", (QMIX, QMIX_PLUS))):
+        for who, group in GROUPS.items():
             found = gains(lines, field, group)
-            answers[f"{field}_{name}"] = found
-            text.append(_sentence(field, name, found))
+            answers[f"{field}: {who}"] = found
+            there = [name for name in group if name in distinct(lines, "policy")]
+            text.append(_sentence(field, f"{who} ({', '.join(there)})", found))
     text.append(_table(tables["uploads"], "uploads"))
     text.append(_table(tables["accuracy"], "accuracy"))
     facts: dict[str, object] = {
@@ -294,22 +306,20 @@ def draw(setting: Setting) -> tuple[dict[str, object], str]:
     return facts, "\n\n".join(text)
 
 
-def _sentence(field: str, name: str, found: Sequence[Line]) -> str:
+def _sentence(field: str, who: str, found: Sequence[Line]) -> str:
     """When does looking at the fading pay?"""
-    who = {
-        "central": "Seeing everybody's fading (max sum rate, shortest remaining first)",
-        "agents": "Trained agents",
-    }[name]
     worth = "5 % more uploads" if field == "uploads" else "1 point of accuracy"
     paying = [cell for cell in found if cell["pays"]]
     losing = [cell for cell in found if cell["gain"] < -2 * _known(cell["error"])]
+    sizes = [100 * cell["gain"] if field == "accuracy" else cell["gain"] for cell in found]
     text = (
-        f"{who}: at least {worth} beyond the schedule made once a round, and beyond noise, in "
+        f"{who}: at least {worth} beyond the best schedule made once a round, and beyond noise, in "
         f"{len(paying)} of {len(found)} cells"
     )
     text += f" ({_places(paying)})" if paying else ""
     text += f"; below it beyond noise in {len(losing)}" if losing else ""
-    return text + f"; in the other {len(found) - len(paying) - len(losing)} the schedule is enough."
+    text += f"; in the other {len(found) - len(paying) - len(losing)} the schedule is enough."
+    return f"{text} From {min(sizes):+.2f} to {max(sizes):+.2f}."
 
 
 def _known(error: float) -> float:

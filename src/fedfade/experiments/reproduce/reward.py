@@ -60,9 +60,8 @@ def draw(setting: Setting) -> tuple[dict[str, object], str]:
     folder = setting.out / PART
     lines = read_table(folder / "curve.csv")
     title = f"QMIX, alpha {setting.centre.alpha:g}, n_c {setting.centre.clusters}"
-    pictures.save(
-        pictures.reward(lines, setting.base.learning.clients, title), folder / "reward.png"
-    )
+    clients = setting.base.learning.clients
+    pictures.put(folder / "reward.png", pictures.reward, lines, clients, title)
     facts = convergence(lines)
     rows = [
         [f"{fact['seed']:g}"]

@@ -34,6 +34,9 @@ from fedfade.experiments.run_folder import FREE_FIELDS, RunFolder
 if TYPE_CHECKING:
     from fedfade.qmix import Report, Trainer
 
+_CHECKPOINT_S = 120.0
+"""Between checkpoints of comparisons: of hundreds of models side by side one is a gigabyte."""
+
 
 # --- trainings ---------------------------------------------------------------------------------
 
@@ -145,8 +148,12 @@ def plus_jobs(setting: Setting, part: str, cell: str, fields: Mapping[str, Any])
 def _job(
     setting: Setting, part: str, cell: str, group: str, seed: int, fields: Mapping[str, Any]
 ) -> Job:
-    # How agents were trained is their checkpoint's business.
-    fixed = {"run.seed": unseen(seed), "run.seeds": 1, "qmix": QmixConfig().model_dump()}
+    fixed = {
+        "run.seed": unseen(seed),
+        "run.seeds": 1,
+        "run.checkpoint_s": max(_CHECKPOINT_S, setting.base.run.checkpoint_s),
+        "qmix": QmixConfig().model_dump(),  # how agents were trained is their checkpoint's business
+    }
     folder = setting.out / part / "runs" / cell / f"{group}-seed-{unseen(seed)}"
     return Job(changed(setting.base, {**fields, **fixed}), folder)
 

@@ -55,8 +55,7 @@ class Scale:
 
 
 SCALES = {
-    # Hundreds of models side by side: a checkpoint of them is a gigabyte.
-    "paper": Scale(("run.checkpoint_s=120",), Grid()),
+    "paper": Scale((), Grid()),
     # The same code on digits, a fifth of the slots for a fifth of the bits, minutes on two cores.
     "small": Scale(
         (
