@@ -25,7 +25,7 @@ from fedfade.commands.sweep import sweep
 from fedfade.commands.train import train
 from fedfade.commands.verify import verify
 from fedfade.config import load_config, preset_names, preset_summary, render_config
-from fedfade.errors import UserError
+from fedfade.errors import UserError, out_of_memory
 
 app = typer.Typer(
     name="fedfade",
@@ -91,15 +91,10 @@ def main() -> None:
         place = f"{str(error.filename)!r}: " if error.filename else ""
         _end(UserError(f"{place}{(error.strerror or type(error).__name__).lower()}."))
     except (MemoryError, RuntimeError) as error:
-        if not _out_of_memory(error):
+        sentence = out_of_memory(error, sys.argv[1] if len(sys.argv) > 1 else "")
+        if sentence is None:
             raise
-        _end(UserError("this configuration needs more memory than there is: make it smaller."))
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """PyTorch has an exception of its own for CUDA and none for the CPU."""
-    text = str(error).lower()
-    return isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text
+        _end(sentence)
 
 
 def _end(error: UserError) -> NoReturn:

@@ -34,3 +34,39 @@ def not_allowed(field: str, value: object, allowed: str) -> UserError:
     if len(shown) > 80:
         shown = shown[:77] + "..."
     return UserError(f"{field} = {shown} is not allowed: it must be {allowed}.")
+
+
+_KNOBS = {
+    "train": "--seeds, qmix.parallel_episodes, qmix.batch_size or qmix.replay_size",
+    "compare": "run.seeds, the number of policies, or learning.batch_size",
+    "learn": "run.seeds or learning.batch_size",
+    "bound": "run.seeds or learning.batch_size",
+    "ladder": "--seeds or --rounds",
+    "reproduce": "run.seeds, qmix.replay_size or learning.batch_size",
+    "sweep": "--workers, or in the sweep's fields run.seeds or qmix.replay_size",
+    "channel": "--drops",
+}
+_SAVING = {"train", "compare", "reproduce", "sweep"}
+
+
+def out_of_memory(error: BaseException, command: str) -> UserError | None:
+    """The sentence for an error that means too little memory, naming what to lower; else None.
+
+    PyTorch has an exception of its own for a GPU's memory and none for the CPU's.
+
+    >>> print(out_of_memory(MemoryError(), "train"))
+    this machine has too little memory for fedfade train: lower --seeds, qmix.parallel_episodes, \
+qmix.batch_size or qmix.replay_size; its last checkpoint is whole.
+    >>> out_of_memory(RuntimeError("shapes differ"), "train") is None
+    True
+    """
+    text = str(error).lower()
+    on_gpu = type(error).__name__ == "OutOfMemoryError" or "cuda" in text or "cublas" in text
+    signs = ("allocate memory", "out of memory", "alloc_failed")
+    if not isinstance(error, MemoryError) and not any(sign in text for sign in signs):
+        return None
+    knobs = _KNOBS.get(command, "the sizes of this configuration")
+    place = "the GPU" if on_gpu else "this machine"
+    kept = "; its last checkpoint is whole" if command in _SAVING else ""
+    what = f"{place} has too little memory for fedfade {command}"
+    return UserError(f"{what}: lower {knobs}{kept}.")
