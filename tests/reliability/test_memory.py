@@ -18,8 +18,6 @@ from tests.conftest import TINY
 CUDA = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has ...")
 CUBLAS = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)")
 HOST = RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
-    "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"
-)
 
 COMPARE = [word for change in [*TINY, "run.checkpoint_s=0"] for word in ("--set", change)]
 TRAIN = [
