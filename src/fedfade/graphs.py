@@ -86,14 +86,14 @@ class Aside:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
 
-def fuse(function: Callable[P, R], device: torch.device) -> Callable[P, R]:
+def fuse(function: Callable[P, R], device: torch.device, dynamic: bool = False) -> Callable[P, R]:
     """`function` with its small operations merged into few kernels, where that pays: on CUDA.
 
-    Compiling takes seconds at the first call for tensors of a new size; FEDFADE_COMPILE=0 does
-    without.
+    Compiling takes seconds at the first call for tensors of a new size, or with `dynamic` of a
+    new number of axes; FEDFADE_COMPILE=0 does without.
     """
     if device.type != "cuda" or os.environ.get("FEDFADE_COMPILE") == "0":
         return function
     # By default the ninth size of a function would silently not be compiled.
     torch._dynamo.config.recompile_limit = 256
-    return torch.compile(function, dynamic=False)
+    return torch.compile(function, dynamic=dynamic)
