@@ -118,6 +118,7 @@ def test_a_figure_that_fails_leaves_the_others(
     [
         (["--only", "rounds"], "--only = 'rounds' is not allowed: it must be some of training,"),
         (["--device", "tpu"], "--device = 'tpu' is not allowed: it must be auto, cpu or cuda."),
+        (["--device", "cpu", "train"], "'cpu' is not allowed: it must be after the command train."),
         (["--precision", "fp8", "--device", "cpu"], "it must be one of fp32, tf32, bf16."),
     ],
 )

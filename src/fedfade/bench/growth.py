@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from fedfade.allocation import max_sum_rate
-from fedfade.bench import machine, median_ms, without_compiling
+from fedfade.bench import machine, median_cpu_ms, median_ms, without_compiling
 from fedfade.bench.learning import random_images
 from fedfade.bench.schedule import instances
 from fedfade.bench.targets import federated_round, forget
@@ -69,6 +69,12 @@ class Place(NamedTuple):
     image: int  # rows of an image
     repeats: int
 
+    def ms(self, work: Callable[[], object]) -> float:
+        """Median time of a call; on the CPU its own time, whatever else the machine does."""
+        if self.device.type == "cpu":
+            return median_cpu_ms(work, self.repeats)
+        return median_ms(work, self.repeats, self.device)
+
 
 Sizes = dict[str, int]
 Work = Callable[[Place, Config, int], dict[str, float]]
@@ -95,6 +101,10 @@ def _training(place: Place, config: Config, seeds: int) -> dict[str, float]:
     engine, first = trainer.engine(), trainer.updates.clone()
     some = min(20, trainer._most_updates)
 
+    def play() -> None:
+        for _ in range(some):
+            engine.step()
+
     def learn() -> None:
         trainer.updates.copy_(first)
         for _ in range(some):
@@ -102,8 +112,8 @@ def _training(place: Place, config: Config, seeds: int) -> dict[str, float]:
 
     trainer.replay.draw_ahead(first, trainer._most_updates, config.qmix.batch_size)
     return {
-        "slot step": median_ms(engine.step, place.repeats, place.device, times=20),
-        "update": median_ms(learn, place.repeats, place.device) / some,
+        "slot step": place.ms(play) / some,
+        "update": place.ms(learn) / some,
     }
 
 
@@ -117,15 +127,14 @@ def _fading(place: Place, config: Config, seeds: int) -> dict[str, float]:
     def draw() -> None:
         channel.small_scale_gain(runs, 0, episodes, walk)
 
-    return {"fading of a round": median_ms(draw, place.repeats, place.device)}
+    return {"fading of a round": place.ms(draw)}
 
 
 def _schedule(place: Place, config: Config, seeds: int) -> dict[str, float]:
     """Max sum rate in all slots of a round of every seed, at 0 dB."""
     sizes = (config.learning.clients, config.radio.subbands, seeds * config.radio.slots)
     received = instances(0.0, *sizes, place.device)
-    solve_ms = median_ms(lambda: max_sum_rate(received, 1.0), place.repeats, place.device)
-    return {"max sum rate, a round": solve_ms}
+    return {"max sum rate, a round": place.ms(lambda: max_sum_rate(received, 1.0))}
 
 
 def _federated(place: Place, config: Config, seeds: int) -> dict[str, float]:
@@ -134,7 +143,7 @@ def _federated(place: Place, config: Config, seeds: int) -> dict[str, float]:
     images = random_images(50 * learning.clients, rows=place.image)
     federation = Federation(learning, images, device=place.device, precision=place.precision)
     play = federated_round(federation, list(range(seeds)))
-    return {"federated round": median_ms(play, place.repeats, place.device)}
+    return {"federated round": place.ms(play)}
 
 
 ENTERS: dict[Work, tuple[str, ...]] = {
@@ -186,7 +195,9 @@ def measure(
         found = list(points(place, axes))
     curve = [point for point in found if isinstance(point, Point)]
     if out is not None:
-        _write(out, curve, f"{'recorded on CUDA' if full else 'small sizes on a CPU'}, {precision}")
+        _write(
+            out, curve, f"{'recorded on CUDA' if full else 'small sizes, CPU time'}, {precision}"
+        )
     return {
         "points": [[*point[:3], float(f"{point.ms:.4g}")] for point in curve],
         "failed": [fault for fault in found if isinstance(fault, str)],

@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
+from fedfade.errors import not_allowed
+
 if TYPE_CHECKING:
     import torch
 
@@ -52,6 +54,7 @@ def wanted(
     Without a command: the figures wanted of one GPU, each with the floor it stands on.
     """
     if context.invoked_subcommand is not None:
+        _nothing_given(context)
         return
     from fedfade.bench.targets import measure
 
@@ -60,16 +63,24 @@ def wanted(
     at_once = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
     def tell(name: str, figures: list[Figure], fault: str) -> None:
-        rows = [_row(figure) for figure in figures]
-        rows += [[f"{name} failed: {fault}"]] if fault else []
-        for row in rows:
-            table.add_row(*row)
-            at_once.print("  ".join(row))  # a run that is cut short has shown what it had
+        for figure in figures:
+            table.add_row(*_row(figure))
+            at_once.print("  ".join(_row(figure)))  # a run cut short has shown what it had
+        if fault:
+            at_once.print(f"{name} failed: {fault}")
 
     found = measure(_device(device), _precision(precision), only, tell)
-    Console(width=max(130, Console().width)).print(table)
+    Console(width=max(130, Console().width), highlight=False).print(table)
     if json:
         typer.echo(json_format.dumps(found, allow_nan=False))
+
+
+def _nothing_given(context: typer.Context) -> None:
+    """Options before a command would be lost on it."""
+    for name, value in context.params.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise not_allowed(f"--{name}", value, f"after the command {context.invoked_subcommand}")
 
 
 def _row(figure: Figure) -> list[str]:
@@ -86,7 +97,6 @@ def _number(value: float) -> str:
 
 def _device(name: str) -> torch.device:
     from fedfade.device import pick_device
-    from fedfade.errors import not_allowed
 
     if name not in ("auto", "cpu", "cuda"):
         raise not_allowed("--device", name, "auto, cpu or cuda")
@@ -97,7 +107,6 @@ def _precision(name: str) -> Precision:
     from typing import get_args
 
     from fedfade.config import Precision
-    from fedfade.errors import not_allowed
 
     known: tuple[Precision, ...] = get_args(Precision)
     for precision in known:
