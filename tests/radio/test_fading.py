@@ -11,7 +11,7 @@ import torch
 from scipy.special import j0
 
 from fedfade.config import CellConfig, RadioConfig
-from fedfade.radio import Cell, Channel, Place
+from fedfade.radio import Cell, Channel, Place, response
 from fedfade.radio.angles import angle_spread, direction
 from fedfade.radio.clusters import draw_quadriga, draw_tr38901
 from fedfade.radio.rays import Rays, draw_rays, subcluster_sizes
@@ -173,6 +173,19 @@ def test_response_is_the_plain_sum_over_rays() -> None:
     on_gpu = gains_by_sines(rays, offsets, slot_s=2e-3, slots=slots, groups=groups).numpy()
     for found in (on_cpu, on_gpu):
         np.testing.assert_allclose(found, expected, atol=2e-4)  # float32 phases of up to 10 turns
+
+
+@pytest.mark.parametrize("drops", [1, 4, 5, 9, 15, 16, 17])
+def test_blocks_of_a_gpu_do_not_matter(drops: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response, "SMALL_BLOCK", 3)
+    monkeypatch.setattr(response, "LARGE_BLOCK", 8)
+    keys, place = some_places(drops, azimuth_spread_deg=50.0)
+    motion = {"carrier_hz": 3.5e9, "speed_mps": 18.0, "height_difference_m": 8.5}
+    rays = draw_rays(keys, place, draw_quadriga(keys, place, 4), **motion)
+    offsets = frequency_offsets(2, 5e6, 3)
+    whole = gains(rays, offsets, slot_s=2e-3, slots=20)
+    found = response.gains_by_blocks(rays, offsets, 2e-3, 20)
+    assert torch.allclose(found, whole, atol=2e-4)  # as against the plain sum
 
 
 def test_average_of_one_subcarrier_is_the_centre() -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fedfade.config import CellConfig, RadioConfig
-from fedfade.device import spare_bytes
 from fedfade.errors import UserError
 from fedfade.radio.cell import Place, Trajectory
 from fedfade.radio.clusters import draw_quadriga, draw_tr38901, scattering_clusters
@@ -19,9 +18,10 @@ from fedfade.radio.response import frequency_offsets, gains
 from fedfade.radio.traces import load_traces
 from fedfade.randomness import fold, integers, stream
 
-_GPU_SHARE, _CPU_BYTES = 0.1, 1 << 24
-"""Memory worked on at a time: of a GPU's, and on the CPU what a few dozen client-rounds need, so
-that they stay in cache."""
+_CPU_BYTES, _GPU_BYTES = 1 << 24, 1 << 30
+"""Memory worked on at a time: on the CPU what a few dozen client-rounds need, so that they stay in
+cache; on a GPU their rays alone."""
+_GPU_DROPS = 1 << 14
 
 
 class Channel:
@@ -121,11 +121,11 @@ class Channel:
 
     def _chunk(self) -> int:
         """Client-rounds worked on at a time; the values do not depend on it."""
-        paths, frequencies = 3 * self.radio.clusters, self.frequencies_hz.numel()
-        each = 8 * self.radio.slots * (paths + frequencies)  # complex values
-        if self.device.type != "cpu":  # phasors as real matrices, and twice what has a name
-            each = 2 * each + 32 * paths * frequencies
-        return max(1, spare_bytes(self.device, _GPU_SHARE, _CPU_BYTES) // each)
+        if self.device.type != "cpu":
+            rays = 20 * self.radio.clusters
+            return max(1, min(_GPU_DROPS, _GPU_BYTES // (64 * rays)))
+        each = self.radio.slots * (3 * self.radio.clusters + self.frequencies_hz.numel())
+        return max(1, _CPU_BYTES // (8 * each))
 
     def _draw_chunk(self, keys: Tensor, place: Place) -> Tensor:
         radio = self.radio

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import fields
 from functools import cache
 
 import torch
@@ -23,6 +24,9 @@ from torch import Tensor
 from fedfade.device import matrix_products
 from fedfade.graphs import fuse
 from fedfade.radio.rays import Rays, subcluster_sizes
+
+SMALL_BLOCK, LARGE_BLOCK = 64, 1024
+"""Drops worked on at a time on a GPU; the large one takes a gigabyte."""
 
 
 def _phasor(turns: Tensor) -> Tensor:
@@ -78,16 +82,14 @@ def frequency_offsets(subbands: int, bandwidth_hz: float, subcarriers: int) -> T
 
 
 def gains(rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int) -> Tensor:
-    """Power gain of each sub-band: rays of a batch [...] -> [..., band, slot]."""
+    """Power gain of each sub-band: rays of drops -> [drop, band, slot]."""
     if offsets_hz.device.type == "cpu":
         return gains_by_powers(rays, offsets_hz, slot_s, slots)
-    with matrix_products("fp32"):  # whatever learning asks for, the channel is one
-        fused = _fused(offsets_hz.device)
-        return fused(rays, offsets_hz, slot_s, slots, tuple(subcluster_sizes()))
+    return gains_by_blocks(rays, offsets_hz, slot_s, slots)
 
 
 def gains_by_powers(rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int) -> Tensor:
-    """The way of the CPU: few phasors, matrix products."""
+    """The way of the CPU: few phasors, matrix products; any batch [...] -> [..., band, slot]."""
     batch = rays.power.shape[:-1]
     groups = subcluster_sizes()
     series = time_series(rays.doppler_hz, rays.phase, slot_s, slots, groups)
@@ -119,6 +121,32 @@ def _circle(turns: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sin of 2 pi x."""
     angle = (turns - torch.round(turns)) * (2.0 * math.pi)
     return torch.cos(angle), torch.sin(angle)
+
+
+def gains_by_blocks(rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int) -> Tensor:
+    """In blocks of two sizes, because a function is compiled for each size anew."""
+    drops, groups = len(rays.power), tuple(subcluster_sizes())
+    fused = _fused(offsets_hz.device)
+    parts: list[Tensor] = []
+    first = 0
+    with matrix_products("fp32"):  # whatever learning asks for, the channel is one
+        while first < drops:
+            size = LARGE_BLOCK if drops - first >= LARGE_BLOCK // 2 else SMALL_BLOCK
+            block = fused(_block(rays, first, size), offsets_hz, slot_s, slots, groups)
+            parts.append(block[: drops - first])
+            first += size
+    return torch.cat(parts)
+
+
+def _block(rays: Rays, first: int, size: int) -> Rays:
+    """Drops of one block; the last drop again where there are too few."""
+
+    def cut(value: Tensor) -> Tensor:
+        part = value[first : first + size]
+        again = part[-1:].expand(size - len(part), *part.shape[1:])
+        return torch.cat([part, again]) if len(again) else part
+
+    return Rays(**{field.name: cut(getattr(rays, field.name)) for field in fields(Rays)})
 
 
 def gains_by_sines(
@@ -162,4 +190,4 @@ def _path_weights(rays: Rays, offsets_hz: Tensor, rays_each: int) -> Tensor:
 
 @cache
 def _fused(device: torch.device) -> Callable[..., Tensor]:
-    return fuse(gains_by_sines, device, dynamic=True)
+    return fuse(gains_by_sines, device)
