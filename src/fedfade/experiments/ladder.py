@@ -68,10 +68,10 @@ def rungs(slots: int, ages: Sequence[int] = AGES) -> list[Rung]:
     csi = [
         Rung(
             f"CSI {age} old",
-            f"everybody's fading of {age} slots ago",
+            f"everybody's fading of {age} slot{'s' if age > 1 else ''} ago",
             (f"shortest-remaining-first@{age}", f"deadline-matching@{age}"),
         )
-        for age in sorted(set(ages) - {0}, reverse=True)
+        for age in ages
     ]
     return [
         Rung(
@@ -205,6 +205,7 @@ class Ladder:
     places: tuple[Place, ...]
     agents: tuple[Agents, ...]
     policies: tuple[str, ...]  # those without learning
+    ages: tuple[int, ...]  # slots, of everybody's fading where it is not fresh
 
     @property
     def cells(self) -> list[str]:
@@ -233,7 +234,8 @@ def make_ladder(
     if base.learning.payload_bits == "auto":
         raise not_allowed("learning.payload_bits", "auto", "a number, as nothing is learned")
     agents = load_agents(checkpoints)
-    ladder = rungs(base.radio.slots, [*AGES, *(a.age for a in agents if a.age)])
+    ages = sorted({*AGES, *(a.age for a in agents if a.age)}, reverse=True)
+    ladder = rungs(base.radio.slots, ages)
     run = {"run.seed": FIRST_SEED, "run.seeds": size.seeds if seeds is None else seeds}
     played = _spread_out(size.rounds if rounds is None else rounds, base.run.rounds)
     cells: dict[str, dict[str, Any]] = {
@@ -251,7 +253,7 @@ def make_ladder(
         for place in places:
             load_policy_checkpoint(some.folders[0], as_trained(place.config, some))
     policies = [name for rung in ladder for name in rung.policies]
-    return Ladder(base, tuple(ladder), tuple(places), tuple(agents), tuple(policies))
+    return Ladder(base, tuple(ladder), tuple(places), tuple(agents), tuple(policies), tuple(ages))
 
 
 def _spread_out(count: int, rounds: int) -> tuple[int, ...]:

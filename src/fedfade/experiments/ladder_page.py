@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedfade.experiments.figures import save
 from fedfade.experiments.ladder import OWN, Ladder, accuracy_places, mean_error
 from fedfade.experiments.reproduce.tables import Line, markdown, matching
+from fedfade.radio.scenario import LIGHT_MPS
 from fedfade.storage import write_text
 
 if TYPE_CHECKING:
@@ -17,16 +18,17 @@ if TYPE_CHECKING:
 
 _SHADES = ("#1f618d", "#28a745", "#cb4335", "#7d3c98", "#b7950b")  # a speed each, slowest first
 _MARKS = ("*", "D", "P", "X", "^", "v")  # a training each
+_KNOWN = {"block-fading-schedule": "x", "shortest-remaining-first": "+"}  # from earlier work
 _COLUMNS = 4
+_MATCHING = "deadline-matching"
 
 
 def write_page(
     ladder: Ladder, out: Path, table: list[Line], policies: list[Line], accuracies: list[Line]
 ) -> Path:
     """`ladder.png`, `ladder.md` and, where there are federated runs, `accuracy.png`."""
-    learned = matching(policies, learned="yes")
-    figure = ladder_figure(ladder, ladder.cells, table, learned, "uploads")
-    save(figure, out / "ladder.png")
+    shown = [p for p in policies if p["learned"] == "yes" or p["policy"] in _KNOWN]
+    save(ladder_figure(ladder, ladder.cells, table, shown, "uploads"), out / "ladder.png")
     if accuracies:
         cells = list(dict.fromkeys(place.cell for place in accuracy_places(ladder)))
         lines = matching(accuracies, learned="no")
@@ -50,7 +52,7 @@ def title_of(ladder: Ladder, cell: str) -> str:
 
 
 def ladder_figure(
-    ladder: Ladder, cells: Sequence[str], table: list[Line], learned: list[Line], field: str
+    ladder: Ladder, cells: Sequence[str], table: list[Line], points: list[Line], field: str
 ) -> Figure:
     """A panel a cell: rungs along, a line a speed, a mark a training."""
     from matplotlib.figure import Figure
@@ -66,7 +68,10 @@ def ladder_figure(
         if cell is None:
             panel.axis("off")
             continue
-        _draw_cell(ladder, panel, cell, table, learned, field)
+        _draw_best(ladder, panel, matching(table, cell=cell), field)
+        _draw_points(ladder, panel, matching(points, cell=cell), field)
+        panel.grid(axis="y", alpha=0.25)
+        panel.spines[["top", "right"]].set_visible(False)
         panel.set_title(title_of(ladder, cell), loc="left", fontsize=10)
         panel.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=8)
         below = place + columns
@@ -75,57 +80,76 @@ def ladder_figure(
             unit = "uploads per round" if field == "uploads" else "final accuracy in %"
             panel.set_ylabel(unit)
     handles, labels = panels.flat[0].get_legend_handles_labels()
+    speeds = [label.endswith(" m/s") for label in labels]  # these first, then the marks
+    first = sorted(range(len(labels)), key=lambda place: not speeds[place])
     empty = [panels.flat[place] for place, cell in enumerate(order) if cell is None]
-    empty[0].legend(handles, labels, loc="center left", frameon=False, fontsize=9)
+    empty[0].legend(
+        [handles[place] for place in first],
+        [labels[place] for place in first],
+        title="best policy without learning, by speed",
+        loc="center left",
+        alignment="left",
+        frameon=False,
+        fontsize=9,
+        title_fontsize=9,
+    )
     figure.suptitle("What a bit of channel knowledge buys", x=0.01, ha="left", fontsize=13)
     return figure
 
 
 def _panel_order(ladder: Ladder, cells: Sequence[str], rows: int, columns: int) -> list[str | None]:
-    """Cells of the ring as a map, a row an SNR; the preset's own at the right, then the legend."""
+    """Cells of the ring as a map, a row an SNR; at the right the legend and the preset's own."""
     on_the_ring = [cell for cell in cells if cell != OWN]
     width = columns - 1
     if len(on_the_ring) == rows * width and OWN in cells:
         order: list[str | None] = []
         for row in range(rows):
             order += on_the_ring[row * width : (row + 1) * width]
-            order.append(OWN if row == 0 else None)
+            order.append(OWN if row == rows - 1 else None)
         if None in order:
             return order
     order = [*cells]
     return order + [None] * (rows * columns - len(order))
 
 
-def _draw_cell(
-    ladder: Ladder, panel: Any, cell: str, table: list[Line], learned: list[Line], field: str
-) -> None:
+def _shade(ladder: Ladder, speed: float) -> str:
+    return _SHADES[ladder.speeds_mps.index(speed) % len(_SHADES)]
+
+
+def _draw_best(ladder: Ladder, panel: Any, table: list[Line], field: str) -> None:
+    """A line a speed over the rungs; the last is a bound, which nobody is known to reach."""
     names = [rung.name for rung in ladder.rungs]
     scale = 100.0 if field == "accuracy" else 1.0
-    trainings = list(dict.fromkeys(line["policy"] for line in learned))
-    for number, speed in enumerate(ladder.speeds_mps):
-        shade = _SHADES[number % len(_SHADES)]
-        own = {line["rung"]: line for line in matching(table, cell=cell, speed=speed)}
-        known = [name for name in names if name in own]
-        x = [names.index(name) for name in known]
-        y = [scale * own[name][field] for name in known]
-        error = [scale * own[name]["error"] for name in known]
-        panel.errorbar(
-            x[:-1], y[:-1], error[:-1], color=shade, marker="o", ms=4, lw=1.6, elinewidth=1.0,
-            label=f"{speed:g} m/s",
-        )  # fmt: skip
-        # The last is a bound: nobody is known to reach it.
+    for speed in ladder.speeds_mps:
+        shade = _shade(ladder, speed)
+        own = sorted(matching(table, speed=speed), key=lambda line: names.index(line["rung"]))
+        x = [names.index(line["rung"]) for line in own]
+        y = [scale * line[field] for line in own]
+        error = [scale * line["error"] for line in own]
+        style = {"color": shade, "marker": "o", "ms": 4, "lw": 1.6, "elinewidth": 1.0}
+        panel.errorbar(x[:-1], y[:-1], error[:-1], label=f"{speed:g} m/s", **style)
         panel.plot(x[-2:], y[-2:], color=shade, lw=1.0, ls=":")
         panel.plot(x[-1:], y[-1:], color=shade, marker="o", ms=5, mfc="white", ls="")
-        for line in matching(learned, cell=cell, speed=speed):
-            mark = _MARKS[trainings.index(line["policy"]) % len(_MARKS)]
-            label = f"{line['policy']} (learned)" if number == 0 else None
-            panel.errorbar(
-                names.index(line["rung"]) + 0.12 * (number - 1), scale * line[field],
-                scale * line["error"], color=shade, marker=mark, ms=9, mec="black", mew=0.5,
-                elinewidth=1.0, ls="", label=label,
-            )  # fmt: skip
-    panel.grid(axis="y", alpha=0.25)
-    panel.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_points(ladder: Ladder, panel: Any, points: list[Line], field: str) -> None:
+    """Marks of trainings, and of policies of earlier work."""
+    names = [rung.name for rung in ladder.rungs]
+    scale = 100.0 if field == "accuracy" else 1.0
+    trainings = [agents.name for agents in ladder.agents]
+    for name in dict.fromkeys(line["policy"] for line in points):
+        mark = _KNOWN.get(name) or _MARKS[trainings.index(name) % len(_MARKS)]
+        edge = {} if name in _KNOWN else {"mec": "black", "mew": 0.5}
+        size = 6 if name in _KNOWN else 10
+        label = name if name in _KNOWN else f"{name} (learned)"
+        panel.plot([], [], color="black", marker=mark, ms=size, ls="", label=label)
+        for line in matching(points, policy=name):
+            at = ladder.speeds_mps.index(line["speed"]) - (len(ladder.speeds_mps) - 1) / 2
+            x = names.index(line["rung"]) + 0.12 * at
+            shade = _shade(ladder, line["speed"])
+            panel.plot(
+                x, scale * line[field], color=shade, marker=mark, ms=size, ls="", zorder=3, **edge
+            )
 
 
 # --- the tables --------------------------------------------------------------------------------
@@ -146,6 +170,12 @@ def page(ladder: Ladder, table: list[Line], policies: list[Line], accuracies: li
         "## What each rung adds to the one below",
         "Mean over cells of the difference on the same rounds; its standard error over cells.",
         _gains(ladder, table),
+    ]
+    text += [
+        "## How channel knowledge ages",
+        "Deadline matching, mean over cells: what it gains over knowing no fading at all, as a "
+        "share of what it gains when the fading is fresh, against the way clients have gone since.",
+        _ageing(ladder, policies),
     ]
     learned = matching(policies, learned="yes")
     if learned:
@@ -186,6 +216,40 @@ def _gains(ladder: Ladder, table: list[Line]) -> str:
             cells.append(f"{gain:+.2f}" + ("" if math.isnan(error) else f" ({error:.2f})"))
         rows.append([f"{speed:g}", *cells])
     return markdown(["m/s", *(f"+ {rung.name}" for rung in ladder.rungs[1:])], rows)
+
+
+def ageing(ladder: Ladder, policies: list[Line]) -> list[Line]:
+    """What old fading is worth, nearest first: speed, age, way in wavelengths, share kept."""
+    radio = ladder.base.radio
+
+    def mean(speed: float, name: str) -> float:
+        found = matching(policies, speed=speed, policy=name)
+        return mean_error([line["uploads"] for line in found])[0]
+
+    lines: list[Line] = []
+    for speed in ladder.speeds_mps:
+        none = mean(speed, f"{_MATCHING}@{radio.slots}")
+        fresh = mean(speed, _MATCHING)
+        for age in ladder.ages:
+            way = speed * age * radio.slot_s * radio.carrier_hz / LIGHT_MPS
+            gain = mean(speed, f"{_MATCHING}@{age}") - none
+            share = gain / (fresh - none) if fresh > none else math.nan
+            lines.append({"speed": speed, "age": age, "way": way, "gain": gain, "share": share})
+    return sorted(lines, key=lambda line: float(line["way"]))
+
+
+def _ageing(ladder: Ladder, policies: list[Line]) -> str:
+    rows = [
+        [
+            f"{line['way']:.2f}",
+            f"{line['speed']:g}",
+            line["age"],
+            f"{line['gain']:+.2f}",
+            "-" if math.isnan(line["share"]) else f"{line['share']:.0%}",
+        ]
+        for line in ageing(ladder, policies)
+    ]
+    return markdown(["wavelengths gone", "m/s", "slots old", "uploads gained", "share kept"], rows)
 
 
 def _long(lines: list[Line], field: str) -> str:
