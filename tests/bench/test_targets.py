@@ -49,10 +49,9 @@ def test_floor_of_training_is_what_pytorch_counts(trainer: Trainer) -> None:
 
 
 def test_floor_of_the_channel() -> None:
-    """Complex products, so a fourth of the real operations: 20 clusters of 20 rays in 256
-    instants, then 60 paths at 100 frequencies."""
+    """3 client-rounds: 60 complex paths at 100 frequencies in 256 slots, 8 operations each."""
     layers = floors.fading_layers(RadioConfig(), 3, CPU)
-    assert flop(layers) == 3 * 2 * (20 * 20 * 256 + 60 * 256 * 100)
+    assert flop(layers) == 3 * 8 * 60 * 100 * 256
 
 
 def test_bare_products_compute_them() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -123,18 +122,12 @@ def local_layers(
 
 
 def fading_layers(radio: RadioConfig, client_rounds: int, device: torch.device) -> list[Layer]:
-    """Rays summed to sub-clusters over time, then paths summed at every frequency, all complex.
+    """Paths summed at every frequency and slot, as a product of real matrices.
 
     Sines, random numbers and the mean over subcarriers come on top. Writing the gains, 4 kB a
     client-round, would be no floor at all.
     """
-    fine = 2 ** math.ceil(math.log2(math.sqrt(radio.slots)))  # as radio/response.py splits time
-    coarse = math.ceil(radio.slots / fine)
-    clusters, frequencies = radio.clusters - 1, radio.subbands * radio.subcarriers
-    groups = subcluster_sizes()
-    layers = [
-        make_layer((client_rounds * clusters, rays, fine), coarse, device, torch.complex64)
-        for rays in groups
-    ]
-    paths = (client_rounds, len(groups) * clusters, coarse * fine)
-    return [*layers, make_layer(paths, frequencies, device, torch.complex64)]
+    paths = (radio.clusters - 1) * len(subcluster_sizes())
+    frequencies = radio.subbands * radio.subcarriers
+    slots = -(-radio.slots // 8) * 8  # as radio/response.py fills up rows
+    return [make_layer((client_rounds, 2 * paths, slots), 2 * frequencies, device)]

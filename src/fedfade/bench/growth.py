@@ -94,6 +94,7 @@ def _config(place: Place, sizes: Sizes) -> Config:
     )
 
 
+@without_compiling()
 def _training(place: Place, config: Config, seeds: int) -> dict[str, float]:
     """A slot of the parallel episodes, and an update."""
     trainer = Trainer(config, place.device, seeds=list(range(seeds)))
@@ -137,6 +138,7 @@ def _schedule(place: Place, config: Config, seeds: int) -> dict[str, float]:
     return {"max sum rate, a round": place.ms(lambda: max_sum_rate(received, 1.0))}
 
 
+@without_compiling()
 def _federated(place: Place, config: Config, seeds: int) -> dict[str, float]:
     """A federated round of every seed."""
     learning = config.learning.model_copy(update={"partition": "iid"})
@@ -147,8 +149,8 @@ def _federated(place: Place, config: Config, seeds: int) -> dict[str, float]:
 
 
 ENTERS: dict[Work, tuple[str, ...]] = {
-    _training: tuple(AXES),
     _fading: tuple(AXES),
+    _training: tuple(AXES),
     _schedule: tuple(AXES),
     _federated: ("clients", "seeds"),
 }
@@ -184,14 +186,14 @@ def measure(
 ) -> dict[str, object]:
     """All curves; with `out` also growth.csv and growth.png.
 
-    Nothing is compiled, which would take half a minute for each size; work is recorded all the
-    same, so the curves show what grows.
+    Training and local training are recorded but not compiled, which would take half a minute for
+    each size.
     """
     full = device.type == "cuda"
     place = Place(device, precision, [] if full else REDUCED, 32 if full else 8, 5 if full else 3)
     if out is not None:
         make_folder(out)
-    with matrix_products(precision), without_compiling():
+    with matrix_products(precision):
         found = list(points(place, axes))
     curve = [point for point in found if isinstance(point, Point)]
     if out is not None:

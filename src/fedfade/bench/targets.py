@@ -433,7 +433,8 @@ def channel(stage: Stage) -> Iterable[Figure]:
 
     draw_ms = stage.milliseconds(draw, repeats=5)
     block = min(count, 2000)
-    floor_ms = stage.milliseconds(products(fading_layers(config.radio, block, stage.device)))
+    with matrix_products("fp32"):  # fading is in float32 whatever learning asks for
+        floor_ms = stage.milliseconds(products(fading_layers(config.radio, block, stage.device)))
     yield Figure(
         "clustered channel",
         "client-rounds/s",
@@ -441,7 +442,7 @@ def channel(stage: Stage) -> Iterable[Figure]:
         stage.wanted(200_000),
         1e3 * block / floor_ms,
         more=True,
-        note="floor: its complex products",
+        note="floor: its matrix product, fp32",
     )
 
 
@@ -576,8 +577,7 @@ def measure(
 
 
 def forget(device: torch.device) -> None:
-    """Leave the device to what comes next; PyTorch compiles a function for eight sizes at most."""
+    """Leave the device's memory to what comes next."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-        torch.compiler.reset()
