@@ -9,7 +9,7 @@ Nearly all of it is known before the first slot: gains, deviations, the clock. T
 What an agent needs to be told for it, beyond the large-scale gains announced once a round:
 
     nothing            alphas, fading, remaining, slots_left, deviation, round, schedule,
-                       time_to_finish
+                       reservation, time_to_finish
     who has finished   finished
     everybody's fading others_fading, fresh or `allocation.csi_delay_slots` old
 """
@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedfade.uplink.plan import expected_slots, timetable
+from fedfade.uplink.plan import GRACE, expected_slots, likely_done, reserve, timetable
 from fedfade.uplink.scenario import Scenario
 from fedfade.uplink.slot import Progress, Round
 
@@ -118,15 +118,51 @@ def _schedule(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
     plan = timetable(scenario, _snr(scenario, round_), round_.number)
     start, end = plan.start.T, plan.end.T  # [client, episode]
     now = slots[:, None, None]
-    band = torch.nn.functional.one_hot(plan.band.T, scenario.bands)
+    band = plan.band.T[..., None] == torch.arange(scenario.bands, device=scenario.device)
     columns = [
         (start <= now)[..., None].float(),
-        band.expand(len(slots), *band.shape),
+        band.float().expand(len(slots), *band.shape),
         ((start - now) / scenario.slots).clamp(0.0, PLAN_BOUND)[..., None],
         ((end - now) / scenario.slots).clamp(-PLAN_BOUND, PLAN_BOUND)[..., None],
         (plan.rank.T / scenario.clients).expand(len(slots), *start.shape)[..., None],
     ]
     return torch.cat(columns, dim=-1)
+
+
+def _reservation(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
+    """Own place in the wrap-around plan. C columns each: the planned sub-band (of the reserved
+    ones the best by own fading), all reserved ones, where to go on after the own turn, how likely
+    it is that a sub-band's holder is done; then rounds until the own turn, share of the slots
+    reserved from now on, rounds the bits left take, rank."""
+    plan = reserve(scenario, _snr(scenario, round_), round_.number)
+    mine = plan.bands.permute(2, 1, 0, 3)  # [slot, client, episode, band]
+    sends = mine.any(-1, keepdim=True)
+    every = torch.arange(scenario.slots, device=slots.device)
+    fading = scaled_fading(scenario, round_, every).permute(1, 2, 0, 3)
+    best = torch.where(mine, fading, -BOUND).argmax(-1)
+    planned = torch.nn.functional.one_hot(best, scenario.bands) * sends
+    done = likely_done(plan.sent).permute(2, 1, 0)[..., None]
+    free = torch.where(mine, done, 0.0).sum(1, keepdim=True) + ~mine.any(1, keepdim=True)
+    needed = (plan.slots.T / scenario.slots).clamp(max=PLAN_BOUND)[None, :, :, None]
+    columns = [
+        planned.float(),
+        mine.float(),
+        plan.grace.permute(2, 1, 0, 3).float(),
+        torch.where(mine, 1.0, free),
+        _until(sends) / scenario.slots,
+        sends.flip(0).cumsum(0).flip(0) / scenario.slots,
+        needed.expand(sends.shape),
+        (plan.rank.T / scenario.clients)[None, :, :, None].expand(sends.shape),
+    ]
+    return torch.cat(columns, dim=-1).index_select(0, slots)
+
+
+def _until(sends: Tensor) -> Tensor:
+    """Slots until the next own one: 0 if it is now, all of them if there is none."""
+    slots = len(sends)
+    slot = torch.arange(slots, device=sends.device).view(-1, 1, 1, 1)
+    own = torch.where(sends, slot, 2 * slots)
+    return (own.flip(0).cummin(0).values.flip(0) - slot).clamp(max=slots)
 
 
 def _time_to_finish(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
@@ -150,6 +186,7 @@ PARTS: dict[str, Callable[[Scenario, Round, Tensor], Tensor]] = {
     "finished": _progress,
     "others_fading": _others_fading,
     "schedule": _schedule,
+    "reservation": _reservation,
     "time_to_finish": _time_to_finish,
 }
 
@@ -170,6 +207,7 @@ def part_columns(scenario: Scenario) -> dict[str, slice]:
         "fading": bands,
         "others_fading": clients * bands,
         "schedule": bands + 4,
+        "reservation": 4 * bands + 4,
     }
     columns: dict[str, slice] = {}
     start = 0
@@ -226,9 +264,20 @@ def fill_observation(scenario: Scenario, blank: Tensor, progress: Progress) -> T
         blank[..., columns["remaining"]] = share
     if "time_to_finish" in columns:
         blank[..., columns["time_to_finish"]] *= share
+    if "reservation" in columns:
+        _fill_reservation(scenario, blank[..., columns["reservation"]], share)
     if "finished" in columns:
         blank[..., columns["finished"]] = progress.finished.to(blank.dtype)[None]
     return blank
+
+
+def _fill_reservation(scenario: Scenario, part: Tensor, share: Tensor) -> None:
+    """What is left takes so long; who is nearly done plans to go on after its turn."""
+    bands = scenario.bands
+    needed = part[..., 4 * bands + 2, None]
+    needed *= share
+    grace = part[..., 2 * bands : 3 * bands]
+    part[..., :bands] += grace * (needed * scenario.slots <= GRACE)
 
 
 def fill_state(scenario: Scenario, blank: Tensor, progress: Progress) -> Tensor:
@@ -251,3 +300,19 @@ def global_state(scenario: Scenario, round_: Round, progress: Progress, slot: in
     slots = torch.tensor([slot], device=scenario.device)
     blank = make_backdrop(scenario, round_, slots).state[0]
     return fill_state(scenario, blank, progress)
+
+
+def plan_preference(scenario: Scenario, trust: float) -> tuple[Tensor, Tensor] | None:
+    """What is added to an agent's values so that the planned action has a head start of `trust`:
+    the matrix [width, action] and the vector [action] of a linear map of its observation."""
+    if not trust:
+        return None
+    matrix = torch.zeros(observation_width(scenario), scenario.actions)
+    vector = torch.zeros(scenario.actions)
+    silent = scenario.silent_level  # on sub-band 0: they are all the same
+    vector[silent] = trust
+    first = part_columns(scenario)["reservation"].start
+    for band in range(scenario.bands):
+        matrix[first + band, band * scenario.levels + scenario.full_level] = trust
+        matrix[first + band, silent] = -trust
+    return matrix.to(scenario.device), vector.to(scenario.device)
