@@ -18,7 +18,7 @@ from fedfade.allocation import (
     play_round,
     policy_names,
 )
-from fedfade.allocation.play import Observations, make_view
+from fedfade.allocation.play import Observations, RecordedRounds, _slots_known, make_view
 from fedfade.allocation.policy import ActionChecks
 from fedfade.errors import UserError
 from fedfade.uplink import Progress, observation_width, observe, start_round, state_width
@@ -192,12 +192,26 @@ def test_observations_for_many_slots_are_those_of_each(make_round, monkeypatch) 
     )
     width = scenario.clients * observation_width(scenario) + state_width(scenario)
     monkeypatch.setattr("fedfade.allocation.play._BACKDROP_BYTES", 4 * 4 * width * 4)
-    observations = Observations(scenario, round_)
+    observations = Observations(scenario, round_, _slots_known(scenario, 4))
     for slot in (0, 0, 1, 5, 8):  # twice in a slot: before the first one, and in it
         progress = Progress(torch.full((4, 10), scenario.payload_bits * (1 - slot / 9)))
         there = observations.at(slot, progress)
         # Vectorised logarithms differ in the last bit from those of single elements.
         assert torch.allclose(there, observe(scenario, round_, progress, slot), atol=1e-6)
+
+
+def test_recorded_rounds_are_rounds(make_round) -> None:
+    """Recorded with one round, replayed with others; here the recording is the function itself."""
+    for name in ("random", "block-fading-schedule", "shortest-remaining-first"):
+        policy = load_policy(name)
+        scenario, first = make_round(20, 5, episodes=4, overrides=("radio.slots=40",))
+        keys = torch.arange(4)
+        recorded = RecordedRounds(policy, scenario, first, keys)
+        for seed in (1, 2):
+            round_ = make_round(20, 5, episodes=4, seed=seed, overrides=("radio.slots=40",))[1]
+            played = play_round(policy, scenario, round_, keys + seed)
+            for one, other in zip(recorded.play(round_, keys + seed), played, strict=True):
+                assert one is other is None or torch.equal(one, other)
 
 
 def test_unknown_policies_list_the_known() -> None:

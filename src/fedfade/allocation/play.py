@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedfade.allocation.policy import ActionChecks, Policy, View, gradient_aware
 from fedfade.device import spare_bytes
+from fedfade.graphs import record as record_work
 from fedfade.uplink import (
+    Action,
     Progress,
     Round,
     Scenario,
@@ -52,11 +55,8 @@ class Outcome(NamedTuple):
 class Observations:
     """What agents observe along a round: all that no action changes is made for many slots."""
 
-    def __init__(self, scenario: Scenario, round_: Round) -> None:
-        self._scenario, self._round = scenario, round_
-        widths = scenario.clients * observation_width(scenario) + state_width(scenario)
-        room = spare_bytes(scenario.device, _BACKDROP_SHARE, _BACKDROP_BYTES)
-        self._size = max(1, room // (4 * len(round_.alpha) * widths))
+    def __init__(self, scenario: Scenario, round_: Round, slots: int) -> None:
+        self._scenario, self._round, self._size = scenario, round_, slots
         self._slots = range(0)
         self._blank: Tensor | None = None  # [slot, client, episode, width]
 
@@ -131,11 +131,34 @@ def play_round(
     `start` is what each client has to send, the whole payload if not given; a client with nothing
     to send is silent and counts as delivered.
     """
+    checks = ActionChecks(policy.name, scenario, len(round_.alpha))
+    known = _slots_known(scenario, len(round_.alpha)) if _observes(policy) else 0
+    outcome = _play(policy, scenario, round_, keys, checks.take, known, record, start)
+    checks.finish()
+    return outcome
+
+
+def _slots_known(scenario: Scenario, episodes: int) -> int:
+    """Slots of observations that fit the memory set aside."""
+    widths = scenario.clients * observation_width(scenario) + state_width(scenario)
+    room = spare_bytes(scenario.device, _BACKDROP_SHARE, _BACKDROP_BYTES)
+    return max(1, room // (4 * episodes * widths))
+
+
+def _play(
+    policy: Policy,
+    scenario: Scenario,
+    round_: Round,
+    keys: Tensor,
+    take: Callable[[Any], Action],
+    known: int,
+    record: bool = False,
+    start: Progress | None = None,
+) -> Outcome:
     episodes = len(round_.alpha)
     start = start_round(scenario, episodes) if start is None else start
     progress = start
-    observations = Observations(scenario, round_) if _observes(policy) else None
-    checks = ActionChecks(policy.name, scenario, episodes)
+    observations = Observations(scenario, round_, known) if _observes(policy) else None
     memory = policy.begin(make_view(policy, scenario, round_, progress, 0, keys, observations))
     finish_slot = torch.full_like(progress.remaining_bits, scenario.slots)
     rate_sum = torch.zeros(episodes, device=scenario.device)
@@ -144,7 +167,7 @@ def play_round(
     frames = []
     for slot in range(scenario.slots):
         view = make_view(policy, scenario, round_, progress, slot, keys, observations)
-        action = checks.take(policy.act(view, memory))
+        action = take(policy.act(view, memory))
         after, result = play_slot(scenario, progress, slot_gain(round_, slot), action)
         reward += slot_reward(scenario, normalised, progress, after, result)
         rate_sum += result.rate_bps.sum(-1)
@@ -153,7 +176,6 @@ def play_round(
             level = torch.where(progress.finished, scenario.silent_level, action.level)
             frames.append((action.band, level, result.rate_bps, after.remaining_bits))
         progress = after
-    checks.finish()
     return Outcome(
         delivered=progress.finished,
         bits=start.remaining_bits - progress.remaining_bits,
@@ -162,3 +184,37 @@ def play_round(
         reward=reward,
         history=History(*map(torch.stack, zip(*frames, strict=True))) if record else None,
     )
+
+
+class RecordedRounds:
+    """Rounds of so many episodes under one policy, recorded with the first and replayed.
+
+    On CUDA a slot is a hundred small launches, a recorded round one. For policies that set
+    `recordable`; what they answer is taken as it is.
+    """
+
+    @torch.no_grad()
+    def __init__(self, policy: Policy, scenario: Scenario, round_: Round, keys: Tensor) -> None:
+        self.episodes = len(keys)
+        self._inputs = [part.clone() for part in (*round_, keys)]
+        kept = Round(*self._inputs[:-1])
+        clients = torch.zeros(self.episodes, scenario.clients, device=scenario.device)
+        once = clients[:, 0]
+        self._results = [
+            part.clone() for part in (clients.bool(), clients, clients, once, once)
+        ]  # as in Outcome, but for the history
+
+        def work() -> None:
+            new = _play(policy, scenario, kept, self._inputs[-1], Action._make, scenario.slots)
+            for place, value in zip(self._results, new[:5], strict=True):
+                place.copy_(value)
+
+        self._replay = record_work(work, self._results, scenario.device)
+
+    @torch.no_grad()
+    def play(self, round_: Round, keys: Tensor) -> Outcome:
+        """As `play_round` does."""
+        for place, value in zip(self._inputs, (*round_, keys), strict=True):
+            place.copy_(value)
+        self._replay()
+        return Outcome._make([*(part.clone() for part in self._results), None])

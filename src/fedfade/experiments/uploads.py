@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedfade.allocation import Outcome, Policy, genie_bound, gradient_aware, play_round
+from fedfade.allocation.play import RecordedRounds
 from fedfade.config import Config
 from fedfade.device import spare_bytes
 from fedfade.radio import Cell, Channel, db_to_linear
@@ -94,6 +95,7 @@ class Uploads:
         self._rounds: Round | None = None
         self._outcomes: dict[str, Outcome] = {}
         self._genie: Tensor | None = None
+        self._recorded: dict[str, RecordedRounds] = {}
         self.rounds_ahead = self._rounds_ahead()
 
     @property
@@ -176,12 +178,22 @@ class Uploads:
             drawn = Round(*(part[rows] for part in self._rounds))
             parts.append(drawn._replace(inner=own))
             keys.append(self._uplinks[self._place[member]].keys(policy.name, number))
-        whole = play_round(policy, self._scenario, _joined(parts), torch.cat(keys))
+        whole = self._play_batch(policy, _joined(parts), torch.cat(keys))
         answer, first = {}, 0
         for member, own in inner.items():
             answer[member] = _part(whole, slice(first, first + len(own)))
             first += len(own)
         return answer
+
+    def _play_batch(self, policy: Policy, round_: Round, keys: Tensor) -> Outcome:
+        """On CUDA recorded, where the policy allows."""
+        if self._scenario.device.type != "cuda" or not getattr(policy, "recordable", False):
+            return play_round(policy, self._scenario, round_, keys)
+        recorded = self._recorded.get(policy.name)
+        if recorded is None or recorded.episodes != len(keys):
+            recorded = RecordedRounds(policy, self._scenario, round_, keys)
+            self._recorded[policy.name] = recorded
+        return recorded.play(round_, keys)
 
 
 def _part(outcome: Outcome, rows: slice) -> Outcome:
