@@ -25,6 +25,7 @@ class QmixPolicy:
 
     name = "qmix"
     observes = True
+    recordable = True
 
     def __init__(self, agents: AgentNetworks, config: Config) -> None:
         self.agents = agents
