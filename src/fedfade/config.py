@@ -39,6 +39,7 @@ ObservationPart = Literal[
     "finished",
     "others_fading",
     "schedule",
+    "reservation",
     "time_to_finish",
 ]
 
@@ -314,6 +315,21 @@ class QmixConfig(_Branch):
     gamma: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = Field(
         0.95, description="discount factor"
     )
+    trust: _Weight = Field(
+        0.0,
+        description="agents take another action than the planned one (observation `reservation`) "
+        "only if it promises this much more",
+    )
+    advance: _Weight = Field(
+        0.0,
+        description="potential-based reward while training: paid for the share of a payload sent, "
+        "taken back at the end from who did not finish",
+    )
+    dueling: bool = Field(
+        False,
+        description="an agent's value of a slot is one output, what an action adds to it another; "
+        "both start at 0",
+    )
     n_step: int = Field(
         1, ge=1, le=100_000, description="slots of reward summed before bootstrapping"
     )
@@ -394,6 +410,10 @@ class Config(_Branch):
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
+        if self.qmix.trust and "reservation" not in self.allocation.observe:
+            raise not_allowed(
+                "qmix.trust", self.qmix.trust, "0 unless allocation.observe has 'reservation'"
+            )
         walk_m = self.radio.speed_mps * self.cell.round_s * self.run.rounds
         if self.cell.placement == "waypoint" and walk_m > 1e5 * self.cell.side_m:
             raise not_allowed(

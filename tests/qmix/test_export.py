@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedfade.config import ObservationPart, load_config
-from fedfade.qmix import Trainer, train
+from fedfade.qmix import ClientNetwork, Trainer, train
 from fedfade.qmix.export import export_agents, normalisation
 from fedfade.qmix.scalars import ScalarWriter
 from fedfade.uplink import observation_width, observe, scenario_from_config, start_round
@@ -32,10 +32,11 @@ def session(path: Path) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
 
+@pytest.mark.parametrize("preset", ["ring", "qmix-plus"])
 @pytest.mark.parametrize("share", [False, True])
-def test_onnx_runtime_takes_the_same_actions(share: bool, tmp_path: Path) -> None:
+def test_onnx_runtime_takes_the_same_actions(preset: str, share: bool, tmp_path: Path) -> None:
     config = load_config(
-        "ring",
+        preset,
         [
             "qmix.gradients=synthetic",
             f"qmix.share_parameters={share}",
@@ -48,9 +49,10 @@ def test_onnx_runtime_takes_the_same_actions(share: bool, tmp_path: Path) -> Non
     agents = train(config, tmp_path).learner.agents
     files = export_agents(tmp_path, tmp_path / "onnx")
     assert len(files) == 10
-    z = torch.randn(10, 10_000, 18, generator=torch.Generator().manual_seed(0))
+    z = torch.randn(10, 10_000, agents.width, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        values = agents(z)
+        values = torch.stack([ClientNetwork(agents, n)(z[n]) for n in range(10)])
+    assert torch.equal(agents.choose(z, agents(z)), values.argmax(-1))
     for client, path in enumerate(files):
         action, found = session(path).run(None, {"observation": z[client].numpy()})
         np.testing.assert_allclose(found, values[client].numpy(), atol=2e-6)

@@ -107,9 +107,13 @@ def test_the_target_of_qmix_in_plain_python() -> None:
 
 
 @pytest.mark.parametrize("mixer", ["qmix", "vdn", "independent"])
-@pytest.mark.parametrize("share", [False, True])
-def test_an_update_is_torchs_rmsprop_on_the_squared_error(mixer: str, share: bool) -> None:
-    config = QmixConfig(mixer=mixer, hidden=[6], share_parameters=share, agent_rate=1e-2)
+@pytest.mark.parametrize(("share", "dueling"), [(False, False), (True, False), (True, True)])
+def test_an_update_is_torchs_rmsprop_on_the_squared_error(
+    mixer: str, share: bool, dueling: bool
+) -> None:
+    config = QmixConfig(
+        mixer=mixer, hidden=[6], share_parameters=share, dueling=dueling, agent_rate=1e-2
+    )
     learner = Learner(config, 3, 5, 7, 4, seeds=[1])
     mirror = Learner(config, 3, 5, 7, 4, seeds=[1])
     groups = [{"params": list(mirror.agents.parameters()), "lr": config.agent_rate}]
@@ -148,6 +152,21 @@ def test_a_shared_network_knows_who_it_is() -> None:
     assert not torch.equal(values[0], values[1])
     for agent in range(3):  # the id folded into the bias gives the same values
         torch.testing.assert_close(ClientNetwork(shared, agent)(z[agent]), values[agent])
+
+
+def test_what_a_client_carries_is_what_its_agent_does() -> None:
+    """The value of the slot and the head start of the planned action are folded in."""
+    generator = torch.Generator().manual_seed(0)
+    preference = (torch.randn(5, 4, generator=generator), torch.randn(4, generator=generator))
+    agents = AgentNetworks(3, 5, [8], 4, [generator], True, True, preference)
+    with torch.no_grad():
+        for parameter in agents.parameters():
+            parameter.normal_(generator=generator)
+    z = torch.randn(3, 200, 5, generator=generator)
+    choice = agents.choose(z, agents(z))
+    assert not torch.equal(choice, agents(z).argmax(-1))
+    for agent in range(3):
+        assert torch.equal(ClientNetwork(agents, agent)(z[agent]).argmax(-1), choice[agent])
 
 
 @pytest.mark.parametrize("n_step", [1, 3, 6])

@@ -14,10 +14,14 @@ from fedfade.uplink import (
     Progress,
     Round,
     Scenario,
+    decode_action,
     make_backdrop,
     observation_width,
     observe,
+    plan_preference,
+    play_slot,
     scenario_from_config,
+    slot_gain,
     start_round,
 )
 from fedfade.uplink.observation import BOUND, PARTS, part_columns
@@ -50,6 +54,7 @@ def test_widths() -> None:
         "finished": 10,
         "others_fading": 40,
         "schedule": 8,
+        "reservation": 20,
     }
     assert set(PARTS) == set(ALL)
     s = scenario_seeing(*ALL)
@@ -64,7 +69,8 @@ def test_widths() -> None:
 
 def test_one_slot_is_a_row_of_the_backdrop(round_: Round) -> None:
     """Comparison asks slot by slot, training lays out all of them at once."""
-    s = scenario_seeing(*(name for name in ALL if name != "time_to_finish"), delay=3)
+    scaled = ("time_to_finish", "reservation")  # their progress is no column of its own
+    s = scenario_seeing(*(name for name in ALL if name not in scaled), delay=3)
     nothing_done = Progress(torch.zeros(4, 10))  # fills 0 into `remaining`
     s_all = make_backdrop(s, round_)
     finished = part_columns(s)["finished"]
@@ -136,6 +142,22 @@ def test_the_schedule_part_is_what_the_schedule_does(round_: Round) -> None:
     assert torch.equal(played.history.band[sends], seen[..., 1:5].argmax(-1)[sends])
 
 
+def test_the_planned_subband_is_what_the_wrap_around_choice_does(round_: Round) -> None:
+    """Agents that have learned nothing and prefer the plan play it, to the last slot."""
+    s = scenario_seeing("slots_left", "reservation")
+    preference = plan_preference(s, 1.0)
+    assert preference is not None
+    matrix, vector = preference
+    progress, keys = start_round(s, 4), torch.arange(4)
+    played = play_round(load_policy("wrap-around-choice"), s, round_, keys, record=True)
+    assert played.history is not None
+    for slot in range(s.slots):
+        choice = (observe(s, round_, progress, slot) @ matrix + vector).argmax(-1)
+        action = decode_action(s, choice)
+        progress, _ = play_slot(s, progress, slot_gain(round_, slot), action)
+        assert torch.equal(progress.remaining_bits, played.history.remaining_bits[slot])
+
+
 def test_time_to_finish_by_hand(round_: Round) -> None:
     s = scenario_seeing("time_to_finish", "remaining")
     left = torch.rand(4, 10, generator=torch.Generator().manual_seed(0)) * s.payload_bits
@@ -197,7 +219,7 @@ def test_the_environment_shows_all_parts() -> None:
     parts = {"observe": list(ALL), "csi_delay_slots": 1}
     env = parallel_env("ring", max_cycles=4, allocation=parts)
     seen, _ = env.reset(seed=0)
-    assert seen["client_0"].shape == (10 + 4 + 10 + 40 + 8 + 5,)
+    assert seen["client_0"].shape == (10 + 4 + 10 + 40 + 8 + 20 + 5,)
     while env.agents:
         seen, *_ = env.step({agent: 3 for agent in env.agents})
         assert all(env.observation_space(agent).contains(x) for agent, x in seen.items())

@@ -70,11 +70,14 @@ def client_model(network: ClientNetwork) -> ModelProto:
         for kind, value in (("weight", weight), ("bias", bias)):
             array = np.ascontiguousarray(value.numpy())
             weights.append(numpy_helper.from_array(array, f"{kind}{layer}"))
-        out = "values" if layer == last else f"sum{layer}"
+        out = "values" if layer == last and network.skip is None else f"sum{layer}"
         nodes.append(helper.make_node("Gemm", [x, f"weight{layer}", f"bias{layer}"], [out]))
         if layer < last:
             nodes.append(helper.make_node("Relu", [out], [f"hidden{layer}"]))
             x = f"hidden{layer}"
+    if network.skip is not None:
+        weights.append(numpy_helper.from_array(network.skip.numpy(), "skip"))
+        nodes.append(helper.make_node("Gemm", ["observation", "skip", f"sum{last}"], ["values"]))
     nodes.append(helper.make_node("ArgMax", ["values"], ["action"], axis=1, keepdims=0))
     width, actions = network.weights[0].shape[0], network.weights[-1].shape[1]
     floats, whole = TensorProto.FLOAT, TensorProto.INT64
@@ -128,6 +131,14 @@ def normalisation(config: Config) -> dict[str, Any]:
             "own place in the block-fading schedule: 1 from its start on, 1 at its sub-band, "
             f"rounds until its start (0 to {observation.PLAN_BOUND:g}), rounds until its expected "
             f"end (within {observation.PLAN_BOUND:g}), rank / clients",
+            0.0,
+            1.0,
+        ),
+        "reservation": (
+            "own place in the wrap-around plan: 1 at the planned sub-band, 1 at every reserved "
+            "one, 1 where to go on after the own turn, probability that a sub-band's holder is "
+            "done, rounds until the own turn, share of the slots reserved from now on, rounds the "
+            "bits left take, rank / clients",
             0.0,
             1.0,
         ),

@@ -108,8 +108,10 @@ class Learner:
         actions: int,
         seeds: Sequence[int],
         device: torch.device | str = "cpu",
+        preference: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         self.config = config
+        self.preference = preference
         self.runs = len(seeds)
         self.agents = self._networks(agents, width, actions, seeds).to(device)
         self.mixer = self._mixer(agents, state_width, seeds).to(device)
@@ -131,8 +133,17 @@ class Learner:
         self, agents: int, width: int, actions: int, seeds: Sequence[int]
     ) -> AgentNetworks:
         generators = [torch_generator(seed, "agent networks") for seed in seeds]
-        hidden, share = self.config.hidden, self.config.share_parameters
-        return AgentNetworks(agents, width, hidden, actions, generators, share)
+        config = self.config
+        return AgentNetworks(
+            agents,
+            width,
+            config.hidden,
+            actions,
+            generators,
+            config.share_parameters,
+            config.dueling,
+            self.preference,
+        )
 
     def _mixer(self, agents: int, state_width: int, seeds: Sequence[int]) -> nn.Module:
         generators = [torch_generator(seed, "mixer") for seed in seeds]
@@ -154,7 +165,8 @@ class Learner:
         return self._bootstrap(values, online, batch)
 
     def _target_value(self, values: Tensor, online: Tensor, batch: Batch) -> Tensor:
-        value = values.gather(-1, online.argmax(-1, keepdim=True)).squeeze(-1)
+        best = self.agents.choose(batch.next_observation, online)
+        value = values.gather(-1, best[..., None]).squeeze(-1)
         following: Tensor = self.target_mixer(value, batch.next_state)
         return batch.reward[:, None] + batch.discount[:, None] * following
 

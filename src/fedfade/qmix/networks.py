@@ -25,12 +25,17 @@ class AgentNetworks(nn.Module):
 
     Observations [run x agent, batch, width] become values [run x agent, batch, action]. There are
     as many runs as generators of initial weights. With `share`, one network serves all agents of
-    a run and is told by a one-hot id which one it is.
+    a run and is told by a one-hot id which one it is. With `dueling` the last layer has one output
+    more, added to all the others. `preference` (matrix [width, action], vector [action]) is a
+    linear map of the observation that counts when an action is chosen and is not learned.
 
     >>> networks = AgentNetworks(10, 18, [250, 120, 120], 16, [torch.Generator().manual_seed(0)])
     >>> networks(torch.zeros(10, 512, 18)).shape
     torch.Size([10, 512, 16])
     """
+
+    prefer: Tensor | None
+    prefer_bias: Tensor | None
 
     def __init__(
         self,
@@ -40,13 +45,19 @@ class AgentNetworks(nn.Module):
         actions: int,
         generators: Sequence[torch.Generator],
         share: bool = False,
+        dueling: bool = False,
+        preference: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         super().__init__()
+        self.dueling = dueling
+        matrix, vector = preference or (None, None)
+        self.register_buffer("prefer", matrix, persistent=False)
+        self.register_buffer("prefer_bias", vector, persistent=False)
         self.agents = agents
         self.runs = len(generators)
         self.share = share
         self.width = width
-        self.sizes = [width + agents if share else width, *hidden, actions]
+        self.sizes = [width + agents if share else width, *hidden, actions + dueling]
         """Features between the layers; the weights have room for more, see `padded`."""
         copies = 1 if share else agents
         self.weights = nn.ParameterList()
@@ -60,9 +71,20 @@ class AgentNetworks(nn.Module):
             self.weights.append(nn.Parameter(F.pad(weight.detach(), (0, more, 0, rows))))
             self.biases.append(nn.Parameter(F.pad(bias.detach(), (0, more))))
 
+        if dueling:
+            with torch.no_grad():
+                self.weights[-1].zero_()
+                self.biases[-1].zero_()
+
     def forward(self, observation: Tensor) -> Tensor:
         """Values of every action for every agent."""
         return self.layers(observation)[-1]
+
+    def choose(self, observation: Tensor, values: Tensor) -> Tensor:
+        """The action each agent takes: [run x agent, batch]."""
+        if self.prefer is not None and self.prefer_bias is not None:
+            values = values + (observation[..., : self.width] @ self.prefer + self.prefer_bias)
+        return values.argmax(-1)
 
     def layers(self, observation: Tensor, room: list[Tensor] | None = None) -> list[Tensor]:
         """What each layer reads, and at the end the values: what `backward` needs.
@@ -79,6 +101,8 @@ class AgentNetworks(nn.Module):
             tape.append(finish(torch.bmm(tape[-1], weight, out=out), bias, layer < last))
         if self.share:
             tape[-1] = tape[-1].view(self.runs * self.agents, -1, tape[-1].shape[-1])
+        if self.dueling:
+            tape[-1] = tape[-1][..., :-1] + tape[-1][..., -1:]
         return tape
 
     def make_room(self, batch: int) -> list[Tensor]:
@@ -98,7 +122,8 @@ class AgentNetworks(nn.Module):
         their gradients are worked out beside the way down.
         """
         spread, add_up = _spread(slope.device), _add_up(slope.device)
-        g = spread(slope, choice, self.sizes[-1])
+        g = spread(slope, choice, self.sizes[-1] - self.dueling)
+        g = torch.cat([g, slope[..., None]], dim=-1) if self.dueling else g
         g = g.view(self.runs, -1, g.shape[-1]) if self.share else g
         for layer in reversed(range(len(self.weights))):
             weight, bias, x = self.weights[layer], self.biases[layer], tape[layer]

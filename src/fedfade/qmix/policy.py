@@ -17,7 +17,12 @@ from fedfade.qmix.checkpoint import (
     load_checkpoint,
 )
 from fedfade.qmix.networks import AgentNetworks
-from fedfade.uplink import decode_action, observation_width, scenario_from_config
+from fedfade.uplink import (
+    decode_action,
+    observation_width,
+    plan_preference,
+    scenario_from_config,
+)
 
 
 class QmixPolicy:
@@ -43,8 +48,9 @@ class QmixPolicy:
         """The action each agent values most."""
         assert view.observation is not None
         self.agents.to(view.observation.device)
-        values = self.agents(view.observation.transpose(0, 1))
-        return decode_action(view.scenario, values.argmax(-1).T)
+        seen = view.observation.transpose(0, 1)
+        choice = self.agents.choose(seen, self.agents(seen))
+        return decode_action(view.scenario, choice.T)
 
 
 def scope_of(config: Config) -> Scope:
@@ -63,7 +69,9 @@ def scope_of(config: Config) -> Scope:
 class ClientNetwork(nn.Module):
     """What one client carries: observation [batch, width] to action values [batch, action].
 
-    For a shared network the client's id is constant, so it is folded into the first bias.
+    For a shared network the client's id is constant, so it is folded into the first bias. A value
+    of the slot common to all actions is folded into the last layer, the head start of the planned
+    action is `skip`, a matrix from the observation to the values, or nothing.
     """
 
     def __init__(self, agents: AgentNetworks, client: int) -> None:
@@ -77,6 +85,12 @@ class ClientNetwork(nn.Module):
         if agents.share:
             self.biases[0] += self.weights[0][agents.width + client]
             self.weights[0] = self.weights[0][: agents.width]
+        if agents.dueling:
+            self.weights[-1] = self.weights[-1][:, :-1] + self.weights[-1][:, -1:]
+            self.biases[-1] = self.biases[-1][:-1] + self.biases[-1][-1:]
+        self.skip = agents.prefer
+        if agents.prefer_bias is not None:
+            self.biases[-1] += agents.prefer_bias
 
     def forward(self, observation: Tensor) -> Tensor:
         """Values of every action."""
@@ -85,7 +99,7 @@ class ClientNetwork(nn.Module):
             x = x @ weight + bias
             if layer < len(self.weights) - 1:
                 x = x.relu()
-        return x
+        return x if self.skip is None else x + observation @ self.skip
 
 
 def load_agents(checkpoint: Checkpoint) -> AgentNetworks:
@@ -99,6 +113,8 @@ def load_agents(checkpoint: Checkpoint) -> AgentNetworks:
         scenario.actions,
         [torch.Generator()],
         config.qmix.share_parameters,
+        config.qmix.dueling,
+        plan_preference(scenario, config.qmix.trust),
     )
     found = checkpoint.tensors("agents")
     check_shapes(checkpoint.folder, found, agents.state_dict())

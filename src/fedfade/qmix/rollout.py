@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fedfade.config import QmixConfig
 from fedfade.graphs import fuse, record
 from fedfade.qmix.networks import AgentNetworks, padded
 from fedfade.qmix.replay import Replay
@@ -34,7 +35,10 @@ from fedfade.uplink import (
 class Rollout:
     """The episodes being played; `begin` a round, then `step` once a slot."""
 
-    def __init__(self, scenario: Scenario, episodes: int, seeds: Sequence[int]) -> None:
+    def __init__(
+        self, scenario: Scenario, episodes: int, seeds: Sequence[int], shaping: QmixConfig
+    ) -> None:
+        self._shaping = shaping
         slots, clients, device = scenario.slots, scenario.clients, scenario.device
         width = observation_width(scenario)
         self.scenario = scenario
@@ -96,22 +100,34 @@ class Rollout:
     @torch.no_grad()
     def step(self, agents: AgentNetworks, replay: Replay) -> None:
         """Every agent observes and acts, everybody sends, the transition is stored."""
-        self._advance(agents(self._seen), replay)
+        self._advance(agents, agents(self._seen), replay)
 
-    def _play_slot(self, values: Tensor, replay: Replay) -> None:
+    def _play_slot(self, agents: AgentNetworks, values: Tensor, replay: Replay) -> None:
         """What follows from the agents' values [run x client, episode, action]."""
-        greedy = values.argmax(-1)
+        greedy = agents.choose(self._seen, values)
         choice = torch.where(self._now(self._explores), self._now(self._random), greedy)
         before = Progress(self.remaining_bits)
         action = decode_action(self.scenario, self._by_episode(choice))
         after, result = play_slot(self.scenario, before, self._now(self._gain), action)
         reward = slot_reward(self.scenario, self._inner, before, after, result)
-        reward = reward.view(self.runs, self.episodes)
-        replay.act(choice, reward)
-        self.returns.add_(reward)
+        self.returns.add_(reward.view(self.runs, self.episodes))
+        reward = reward + self._advance_pay(before, after)
+        replay.act(choice, reward.view(self.runs, self.episodes))
         self.remaining_bits.copy_(after.remaining_bits)
         self.slot.add_(1)
         self._look(replay)
+
+    def _advance_pay(self, before: Progress, after: Progress) -> Tensor:
+        """Potential-based reward (Ng et al. 1999): gamma phi(after) - phi(before), phi the
+        payload shares of those who have not finished, and 0 after the deadline: [episode]."""
+        if not self._shaping.advance:
+            return torch.zeros_like(before.remaining_bits[:, 0])
+        shares = []
+        for progress in (before, after):
+            share = 1.0 - progress.remaining_bits / self.scenario.payload_bits
+            shares.append(torch.where(progress.finished, 0.0, share).sum(-1))
+        goes_on = self.slot < self.scenario.slots - 1
+        return self._shaping.advance * (self._shaping.gamma * shares[1] * goes_on - shares[0])
 
     def _look(self, replay: Replay) -> None:
         """Observe the slot that begins. After the last there is none: what is written then is

@@ -31,7 +31,14 @@ from fedfade.qmix.learner import Learner
 from fedfade.qmix.networks import padded
 from fedfade.qmix.replay import Replay
 from fedfade.qmix.rollout import Rollout
-from fedfade.uplink import Round, Rounds, gradient_source, observation_width, state_width
+from fedfade.uplink import (
+    Round,
+    Rounds,
+    gradient_source,
+    observation_width,
+    plan_preference,
+    state_width,
+)
 
 
 class Report(NamedTuple):
@@ -73,7 +80,9 @@ class Trainer:
         self.rounds = Rounds(config, gradients, episodes, self.seeds, device)
         self.scenario = scenario = self.rounds.scenario
         agents, width, state = scenario.clients, observation_width(scenario), state_width(scenario)
-        self.learner = Learner(qmix, agents, width, state, scenario.actions, self.seeds, device)
+        sizes = (agents, width, state, scenario.actions)
+        preference = plan_preference(scenario, qmix.trust)
+        self.learner = Learner(qmix, *sizes, self.seeds, device, preference)
         self.replay = Replay(
             qmix.replay_size,
             episodes,
@@ -84,7 +93,7 @@ class Trainer:
             self.seeds,
             device,
         )
-        self.rollout = Rollout(scenario, episodes, self.seeds)
+        self.rollout = Rollout(scenario, episodes, self.seeds, qmix)
         self._next: Round | None = None  # of the batch to come, made before the host waits
         self.batch = 0  # batches of episodes played
         self.learned = 0  # updates so far

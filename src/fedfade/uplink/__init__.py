@@ -13,6 +13,7 @@ from fedfade.uplink.observation import (
     make_backdrop,
     observation_width,
     observe,
+    plan_preference,
     state_width,
 )
 from fedfade.uplink.reward import normalised_inner, round_reward, slot_reward, squared_sum
@@ -69,6 +70,7 @@ __all__ = [
     "observation_width",
     "observe",
     "parallel_env",
+    "plan_preference",
     "play_slot",
     "record_gradients",
     "round_reward",

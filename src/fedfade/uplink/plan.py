@@ -113,6 +113,7 @@ class Reservation(NamedTuple):
 
     bands: Tensor  # [episode, client, slot, band] bool
     grace: Tensor  # [episode, client, slot, band] bool, where to go on just after the own turn
+    sent: Tensor  # [episode, client, slot] share of the payload expected to be sent before it
     slots: Tensor  # [episode, client] expected slots alone on one sub-band
     rank: Tensor  # [episode, client] place in the order of service, 0 first
 
@@ -168,7 +169,9 @@ def reserve(
     rank = order.argsort(-1)
     place = rank[..., None, None].expand(mine.shape)
     bands, grace = (_hop(part.gather(1, place)) for part in (mine, _after(own)))
-    return Reservation(bands, grace, slots, rank)
+    sent = _payloads(mine, rate).cumsum(-1)
+    sent = torch.nn.functional.pad(sent[..., :-1], (1, 0)).gather(1, place[..., 0])
+    return Reservation(bands, grace, sent, slots, rank)
 
 
 def _most_likely(scenario: Scenario, needed: Tensor, rate: Tensor) -> Tensor:
@@ -185,16 +188,25 @@ def _most_likely(scenario: Scenario, needed: Tensor, rate: Tensor) -> Tensor:
         served = _row(scenario, given)
         if rate.shape[-1] > 1:
             served = served | _deal(served)
-        # The mean over the round of what a choice of m brings, for the m of every slot.
-        width = served.sum(-1)  # [episode, place, slot]
-        counts = [(width == m + 1).sum(-1) for m in range(rate.shape[-1])]
-        payloads = (torch.stack(counts, -1) * rate).sum(-1)
-        finish = 0.5 * (1.0 + torch.erf((payloads - 1.0) / (UNCERTAINTY * math.sqrt(2.0))))
+        finish = likely_done(_payloads(served, rate).sum(-1))
         likely = (finish * (place <= last)).sum(-1)
         better = (spare[:, 0] >= 1.0) & (likely > most)
         most = torch.where(better, likely, most)
         kept = torch.where(better[:, None], given, kept)
     return kept
+
+
+def likely_done(sent: Tensor) -> Tensor:
+    """Probability that who is expected to have sent this share of its payload has sent all."""
+    return 0.5 * (1.0 + torch.erf((sent - 1.0) / (UNCERTAINTY * math.sqrt(2.0))))
+
+
+def _payloads(mine: Tensor, rate: Tensor) -> Tensor:
+    """Share of a payload expected to be sent in each slot, by the number of sub-bands to choose
+    from: [episode, place, slot]."""
+    width = mine.sum(-1)
+    nothing = torch.nn.functional.pad(rate, (1, 0))  # [episode, place, 1 + choices]
+    return nothing.gather(-1, width)
 
 
 def _row(scenario: Scenario, given: Tensor) -> Tensor:
