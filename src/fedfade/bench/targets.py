@@ -130,8 +130,32 @@ class Sizes(NamedTuple):
     cells: int  # along a side of the grid
 
 
-FULL = Sizes(3, 20, 100, 20, 50, 10_000, 5, 50, 3, 5, 3)
-SMALL = Sizes(1, 2, 3, 1, 2, 30, 3, 5, 1, 2, 1)
+FULL = Sizes(
+    blocks=3,
+    batches=20,
+    stretch=100,
+    repeats=20,
+    channel_rounds=50,
+    slots=10_000,
+    grid_rounds=5,
+    many_clients=50,
+    epochs=3,
+    seeds=5,
+    cells=3,
+)
+SMALL = Sizes(
+    blocks=1,
+    batches=2,
+    stretch=3,
+    repeats=1,
+    channel_rounds=2,
+    slots=30,
+    grid_rounds=3,
+    many_clients=5,
+    epochs=1,
+    seeds=2,
+    cells=1,
+)
 
 
 @dataclass

@@ -258,3 +258,27 @@ def precision(
     )
     if json:
         typer.echo(json_format.dumps(found, allow_nan=False))
+
+
+@app.command()
+def profile(
+    json: JsonOption = False,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "tf32",
+) -> None:
+    """Kernels of a slot step, an update and a federated round, and where their time goes."""
+    from fedfade.bench.profile import measure
+
+    found = measure(_device(device), _precision(precision))
+    profiles = found["profiles"]
+    assert isinstance(profiles, dict)
+    table = Table("work", "us a call", "kernels", "us in them", "", box=None)
+    for name, one in profiles.items():
+        busy = ", ".join(f"{kind} {_number(us)}" for kind, us in one["busy_us"].items())
+        whole = sum(one["busy_us"].values())
+        table.add_row(name, _number(one["us"]), _number(one["kernels"]), _number(whole), busy)
+        for kernel, us in one["top"]:
+            table.add_row("", "", "", _number(us), f"  {kernel}")
+    Console(width=max(110, Console().width), highlight=False, markup=False).print(table)
+    if json:
+        typer.echo(json_format.dumps(found, allow_nan=False))
