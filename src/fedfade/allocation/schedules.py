@@ -8,6 +8,7 @@ each sub-band to one client at a time, shortest first.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,10 +17,11 @@ from fedfade.allocation.assignment import assign
 from fedfade.allocation.policy import Scope, View, full_power
 from fedfade.uplink import Action
 from fedfade.uplink.plan import (
-    GRACE,
     Reservation,
     Timetable,
+    after_turn,
     expected_slots,
+    holder_done,
     reserve,
     shortest_first,
     timetable,
@@ -54,6 +56,14 @@ class BlockFadingSchedule:
         return full_power(view, torch.where(memory.start <= view.slot, memory.band, -1))
 
 
+class Turns(NamedTuple):
+    """A plan and what follows from it."""
+
+    plan: Reservation
+    left: Tensor  # [episode, client, slot] slots reserved from this one on
+    free: Tensor  # [episode, slot, band] probability that the holder is done
+
+
 class WrapAroundSchedule:
     """Decide once a round too, but let a client finish on another sub-band than it began on.
 
@@ -66,16 +76,22 @@ class WrapAroundSchedule:
     gradient_aware = False
     choice = False
 
-    def begin(self, view: View) -> Reservation:
+    def begin(self, view: View) -> Turns:
         """The sub-bands each client may use in each slot."""
         given = (view.scenario, view.snr, view.round_index, view.remaining_bits)
-        return reserve(*given, choice=self.choice)
+        plan = reserve(*given, choice=self.choice)
+        left = plan.bands.any(-1).flip(-1).cumsum(-1).flip(-1)
+        return Turns(plan, left, holder_done(plan))
 
-    def act(self, view: View, memory: Reservation) -> Action:
-        """The best of the own ones, going by the own fading; who is nearly done goes on."""
+    def act(self, view: View, memory: Turns) -> Action:
+        """The best of the own ones, going by the own fading; who is late goes on elsewhere."""
         share = view.remaining_bits / view.scenario.payload_bits
-        nearly = share * memory.slots <= GRACE
-        mine = memory.bands[:, :, view.slot] | (memory.grace[:, :, view.slot] & nearly[..., None])
+        needed = (share * memory.plan.slots)[..., None]
+        mine = memory.plan.bands[:, :, view.slot]
+        grace, left = memory.plan.grace[:, :, view.slot], memory.left[:, :, view.slot, None]
+        free = memory.free[:, view.slot, None].expand(mine.shape)
+        more = after_turn(grace, free, needed, left)
+        mine = mine | (more & ~mine.any(-1, keepdim=True))
         best = torch.where(mine, view.fading, -1.0).argmax(-1)
         return full_power(view, torch.where(mine.any(-1), best, -1))
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedfade.uplink.plan import GRACE, expected_slots, likely_done, reserve, timetable
+from fedfade.uplink.plan import after_turn, expected_slots, holder_done, reserve, timetable
 from fedfade.uplink.scenario import Scenario
 from fedfade.uplink.slot import Progress, Round
 
@@ -141,14 +141,13 @@ def _reservation(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
     fading = scaled_fading(scenario, round_, every).permute(1, 2, 0, 3)
     best = torch.where(mine, fading, -BOUND).argmax(-1)
     planned = torch.nn.functional.one_hot(best, scenario.bands) * sends
-    done = likely_done(plan.sent).permute(2, 1, 0)[..., None]
-    free = torch.where(mine, done, 0.0).sum(1, keepdim=True) + ~mine.any(1, keepdim=True)
+    free = holder_done(plan).transpose(0, 1)[:, None]  # [slot, 1, episode, band]
     needed = (plan.slots.T / scenario.slots).clamp(max=PLAN_BOUND)[None, :, :, None]
     columns = [
         planned.float(),
         mine.float(),
         plan.grace.permute(2, 1, 0, 3).float(),
-        torch.where(mine, 1.0, free),
+        free.expand(mine.shape),
         _until(sends) / scenario.slots,
         sends.flip(0).cumsum(0).flip(0) / scenario.slots,
         needed.expand(sends.shape),
@@ -272,12 +271,14 @@ def fill_observation(scenario: Scenario, blank: Tensor, progress: Progress) -> T
 
 
 def _fill_reservation(scenario: Scenario, part: Tensor, share: Tensor) -> None:
-    """What is left takes so long; who is nearly done plans to go on after its turn."""
-    bands = scenario.bands
-    needed = part[..., 4 * bands + 2, None]
+    """What is left takes so long; who has no sub-band now may plan to go on elsewhere."""
+    sizes = [scenario.bands] * 4 + [4]
+    planned, mine, grace, free, numbers = torch.split(part, sizes, dim=-1)
+    needed, left = numbers[..., 2:3], numbers[..., 1:2]
     needed *= share
-    grace = part[..., 2 * bands : 3 * bands]
-    part[..., :bands] += grace * (needed * scenario.slots <= GRACE)
+    slots = scenario.slots
+    more = after_turn(grace > 0, free, needed * slots, left * slots)
+    planned += more * (mine.sum(-1, keepdim=True) == 0)
 
 
 def fill_state(scenario: Scenario, blank: Tensor, progress: Progress) -> Tensor:

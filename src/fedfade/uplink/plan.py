@@ -104,6 +104,10 @@ UNCERTAINTY = 0.04
 GRACE = 5
 """Slots that who is nearly done may go on sending after its turn."""
 
+LATE, LIKELY = 30, 0.6
+"""Who needs at most so many slots more than it has may use another's sub-band once that one is
+done with this probability."""
+
 LIKENESS = 0.6
 """Best of m sub-bands counts as best of 1 + 0.6 (m - 1) independent ones: neighbours fade alike."""
 
@@ -194,6 +198,25 @@ def _most_likely(scenario: Scenario, needed: Tensor, rate: Tensor) -> Tensor:
         most = torch.where(better, likely, most)
         kept = torch.where(better[:, None], given, kept)
     return kept
+
+
+def after_turn(grace: Tensor, free: Tensor, needed: Tensor, left: Tensor) -> Tensor:
+    """Where to go on without a sub-band of one's own: [..., band] bool.
+
+    Who is nearly done stays where its turn was (`grace` [..., band]); who is late by no more than
+    a few slots tries the sub-band whose holder is likeliest to be done (`free` [..., band]).
+    `needed` and `left` [..., 1] are the slots the bits left take and the slots still reserved.
+    """
+    stays = grace & (needed <= GRACE)
+    late = (needed > left) & (needed <= LATE) & ~stays.any(-1, keepdim=True)
+    likeliest = torch.nn.functional.one_hot(free.argmax(-1), free.shape[-1]).bool()
+    return stays | (likeliest & (free >= LIKELY) & late)
+
+
+def holder_done(plan: Reservation) -> Tensor:
+    """Probability that nobody uses a sub-band any more: [episode, slot, band]."""
+    done = torch.where(plan.bands, likely_done(plan.sent)[..., None], 0.0).sum(1)
+    return torch.where(plan.bands.any(1), done, 1.0)
 
 
 def likely_done(sent: Tensor) -> Tensor:
