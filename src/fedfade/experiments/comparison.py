@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -34,12 +34,13 @@ from fedfade.learning import (
     ServerState,
     Updates,
     batch_key,
-    evaluate_together,
     gram,
+    join,
     load_data,
+    part,
     train_together,
 )
-from fedfade.qmix import load_policy_checkpoint
+from fedfade.qmix import load_policy_checkpoint, load_shipped_policy, shipped_policies
 from fedfade.storage import write_npz
 
 _MODEL_SHARE, _MODEL_BYTES = 0.3, 2**30
@@ -74,16 +75,16 @@ class Reached(NamedTuple):
     uploads: Tensor  # [run, client] rounds in which each client delivered
 
 
-class Happened(NamedTuple):
-    """A round of one comparison, still on the device."""
+class Measured(NamedTuple):
+    """What tables want to know of a round, on the CPU."""
 
-    updates: Updates
     inner: Tensor  # [run, client, client]
-    outcomes: dict[str, Outcome]
-    genie: Tensor | None  # [seed]
     delivered: Tensor  # [run, client]
-    state: ServerState
-    tested: tuple[Tensor, Tensor] | None  # accuracy and loss, [run] each, if it was tested
+    finite: Tensor  # [run, client]
+    bias: Tensor  # [run]
+    train_loss: Tensor  # [run]
+    accuracy: Tensor  # [run], NaN in rounds that are not evaluated
+    loss: Tensor  # [run], likewise
 
 
 class Played(NamedTuple):
@@ -107,10 +108,12 @@ def compared_names(config: Config) -> list[str]:
 
 def compared_policy(config: Config, name: str) -> Policy:
     """A policy of a comparison, going by what the user typed, so that the run folder names it."""
-    if name == QMIX:
-        if config.allocation.checkpoint is None:
-            raise UserError("policy 'qmix' needs --checkpoint with a folder of fedfade train.")
+    if name == QMIX and config.allocation.checkpoint is not None:
         policy = load_policy_checkpoint(config.allocation.checkpoint, config)
+    elif name in shipped_policies():
+        policy = load_shipped_policy(name, config)
+    elif name == QMIX:
+        raise UserError("policy 'qmix' needs --checkpoint with a folder of fedfade train.")
     else:
         policy = load_policy(name)
     policy.name = name
@@ -121,8 +124,13 @@ class Comparison:
     """`fedfade compare`: all policies on the same channel and the same mini-batches."""
 
     def __init__(
-        self, config: Config, device: torch.device, dataset: Dataset | None = None
+        self,
+        config: Config,
+        device: torch.device,
+        dataset: Dataset | None = None,
+        federation: Federation | None = None,
     ) -> None:
+        """`dataset` and `federation`: what others have loaded and made already."""
         self.config = config
         self.device = device
         names = compared_names(config)
@@ -132,7 +140,7 @@ class Comparison:
         if not learned:
             raise UserError("allocation.policies = ['genie'] is not allowed: it needs a policy.")
         self.with_genie = GENIE in names
-        self.federation = Federation(
+        self.federation = federation or Federation(
             config.learning,
             load_data(config.learning) if dataset is None else dataset,
             device=device,
@@ -190,12 +198,13 @@ class Comparison:
 
     # --- one round -----------------------------------------------------------------------------
 
-    def delivered(self, outcomes: dict[str, Outcome], updates: Updates) -> Tensor:
-        """Who is averaged: delivered and finite, [run, client]."""
-        delivered = torch.ones_like(updates.finite)
+    def delivered(self, outcomes: dict[str, Outcome]) -> Tensor:
+        """Whose update arrived: [run, client]."""
+        shape = (len(self.runs.seed_of_run), self.config.learning.clients)
+        delivered = torch.ones(shape, dtype=torch.bool, device=self.device)
         for name, outcome in outcomes.items():
             delivered[self.runs.of_policy(name)] = outcome.delivered
-        return delivered & updates.finite
+        return delivered
 
     def evaluates(self, number: int) -> bool:
         """Whether the models are tested after a round."""
@@ -203,30 +212,31 @@ class Comparison:
             number == self.config.run.rounds - 1
         )
 
-    def account(self, before: Reached, happened: Happened) -> Played:
-        """Rows of a round, and where it leads; the first moment that waits for the device."""
-        uploads = before.uploads + happened.delivered.cpu()
-        rows = self._rows(before.rounds, happened, uploads)
-        if happened.genie is not None:
-            rows += self._genie_rows(before.rounds, happened.genie)
-        after = Reached(before.rounds + 1, happened.state, uploads)
-        return Played(after, rows, happened.inner.cpu())
+    def account(
+        self,
+        before: Reached,
+        state: ServerState,
+        outcomes: dict[str, Outcome],
+        genie: Tensor | None,
+        measured: Measured,
+    ) -> Played:
+        """Rows of a round, and where it leads."""
+        uploads = before.uploads + measured.delivered
+        rows = self._rows(before.rounds, outcomes, measured, uploads)
+        if genie is not None:
+            rows += self._genie_rows(before.rounds, genie)
+        return Played(Reached(before.rounds + 1, state, uploads), rows, measured.inner)
 
-    def _rows(self, number: int, happened: Happened, uploads: Tensor) -> list[Row]:
-        updates = happened.updates
-        bias = gradient_bias(updates, happened.delivered).cpu()
-        train_loss = updates.loss.nanmean(-1).cpu()
-        averaged, finite = happened.delivered.cpu(), updates.finite.cpu()
-        blank = torch.full((len(bias),), math.nan)
-        accuracy, loss = (part.cpu() for part in happened.tested or (blank, blank))
-        outcomes = {name: _on_cpu(outcome) for name, outcome in happened.outcomes.items()}
+    def _rows(
+        self, number: int, outcomes: dict[str, Outcome], measured: Measured, uploads: Tensor
+    ) -> list[Row]:
         payload = self.uplink.scenario.payload_bits
         rows = []
         for run, seed in enumerate(self.runs.seed_of_run):
             place, policy = divmod(run, len(self.runs.policies))
             name = self.runs.policies[policy]
-            members = averaged[run].nonzero().flatten().tolist()
-            bad = (~finite[run]).nonzero().flatten().tolist()
+            members = measured.delivered[run].nonzero().flatten().tolist()
+            bad = (~measured.finite[run]).nonzero().flatten().tolist()
             sent = outcomes.get(name)
             bits = payload * len(members) if sent is None else float(sent.bits[place].sum())
             rows.append(
@@ -234,15 +244,15 @@ class Comparison:
                     seed=seed,
                     policy=name,
                     round=number,
-                    accuracy=float(accuracy[run]),
-                    loss=float(loss[run]),
-                    train_loss=float(train_loss[run]),
+                    accuracy=float(measured.accuracy[run]),
+                    loss=float(measured.loss[run]),
+                    train_loss=float(measured.train_loss[run]),
                     delivered=float(len(members)),
                     delivered_clients=" ".join(map(str, members)),
                     bits_sent=bits,
                     bits_wasted=max(0.0, bits - payload * len(members)),
                     sum_rate_bps=math.nan if sent is None else float(sent.sum_rate_bps[place]),
-                    gradient_bias=float(bias[run]),
+                    gradient_bias=float(measured.bias[run]),
                     fairness=jain(uploads[run].numpy().astype(float)),
                     reward=math.nan if sent is None else float(sent.reward[place]),
                     not_finite=len(bad),
@@ -321,11 +331,6 @@ class Comparison:
             },
         )
         self._reached = at
-
-
-def _on_cpu(outcome: Outcome) -> Outcome:
-    names = ("bits", "sum_rate_bps", "reward")
-    return outcome._replace(**{name: getattr(outcome, name).cpu() for name in names})
 
 
 def gradient_bias(updates: Updates, delivered: Tensor) -> Tensor:
@@ -424,38 +429,57 @@ class SideBySide:
         """The next round of some comparisons, which have all played as many."""
         these = {member: self.comparisons[member] for member in at}
         number = next(iter(at.values())).rounds
-        federations = {m: one.federation for m, one in these.items()}
+        seeds = [one.runs.seed_of_run for one in these.values()]
+        runs = dict(zip(these, _one_after_another(map(len, seeds)), strict=True))
+        federations = [one.federation for one in these.values()]
+        states = [reached.state for reached in at.values()]
+        before = join(states)
         with matrix_products(self.comparisons[0].config.run.precision):
             tell("local training")
-            seeds = [one.runs.seed_of_run for one in these.values()]
-            states = [reached.state for reached in at.values()]
-            trained = train_together(list(federations.values()), states, seeds, number)
-            updates = dict(zip(at, trained, strict=True))
-            inner = {m: gram(updates[m], at[m].state.previous)[0] for m in at}
+            updates = train_together(federations, states, seeds, number)
+            inner, _ = gram(updates, before.previous)
             tell("uploads")
             with one_thread():
-                outcomes, genie = self._play_slots(number, inner)
-            delivered = {m: one.delivered(outcomes[m], updates[m]) for m, one in these.items()}
-            after = {m: federations[m].average(at[m].state, updates[m], delivered[m]) for m in at}
+                outcomes, genie = self._play_slots(number, {m: inner[runs[m]] for m in these})
+            arrived = torch.cat([one.delivered(outcomes[m]) for m, one in these.items()])
+            delivered = arrived & updates.finite
+            after = federations[0].average(before, updates, delivered)
             tell("evaluation")
-            due = [m for m, one in these.items() if one.evaluates(number)]
-            answers = evaluate_together([federations[m] for m in due], [after[m] for m in due])
-            tested = dict(zip(due, answers, strict=True))
-        return {
-            m: these[m].account(
-                at[m],
-                Happened(
-                    updates[m],
-                    inner[m],
-                    outcomes[m],
-                    genie.get(m),
-                    delivered[m],
-                    after[m],
-                    tested.get(m),
-                ),
+            measured = Measured(
+                inner,
+                delivered,
+                updates.finite,
+                gradient_bias(updates, delivered),
+                updates.loss.nanmean(-1),
+                *self._evaluate(number, after, runs),
             )
-            for m in at
+        measured = Measured(*(value.cpu() for value in measured))
+        return {
+            m: one.account(
+                at[m],
+                part(after, runs[m]),
+                outcomes[m],
+                genie.get(m),
+                Measured(*(value[runs[m]] for value in measured)),
+            )
+            for m, one in these.items()
         }
+
+    def _evaluate(
+        self, number: int, state: ServerState, runs: Mapping[int, slice]
+    ) -> tuple[Tensor, Tensor]:
+        """Accuracy and loss of all runs, NaN where they are not due: [run]."""
+        due = [rows for m, rows in runs.items() if self.comparisons[m].evaluates(number)]
+        federation = self.comparisons[0].federation
+        if len(due) == len(runs):
+            return federation.evaluate(state)
+        accuracy, loss = torch.full((2, len(state.parameters)), math.nan, device=federation.device)
+        if due:
+            found = federation.evaluate(join([part(state, rows) for rows in due]))
+            places = _one_after_another(rows.stop - rows.start for rows in due)
+            for rows, place in zip(due, places, strict=True):
+                accuracy[rows], loss[rows] = found[0][place], found[1][place]
+        return accuracy, loss
 
     def _play_slots(
         self, number: int, inner: Mapping[int, Tensor]
@@ -479,6 +503,13 @@ class SideBySide:
                 if uploads.with_genie:
                     genie[members[place]] = uploads.genie(number, place)
         return outcomes, genie
+
+
+def _one_after_another(sizes: Iterable[int]) -> Iterator[slice]:
+    first = 0
+    for size in sizes:
+        yield slice(first, first + size)
+        first += size
 
 
 def _furthest_behind(courses: Sequence[_Course]) -> list[int]:
@@ -525,13 +556,17 @@ def _groups(
 ) -> Iterator[list[tuple[Comparison, RunFolder]]]:
     """Comparisons that can be trained in one batch, as many as fit the memory set aside."""
     datasets: dict[tuple[str, str | None], Dataset] = {}
+    federations: dict[str, Federation] = {}
     alike: dict[tuple[object, ...], list[tuple[Comparison, RunFolder]]] = {}
     for place in places:
-        learning = place.config.learning
+        learning, precision = place.config.learning, place.config.run.precision
         name = (learning.data, learning.data_dir)
         if name not in datasets:
             datasets[name] = load_data(learning).to(device)
-        one = Comparison(place.config, device, datasets[name])
+        task = f"{learning} {precision}"
+        known = federations.get(task)
+        one = Comparison(place.config, device, datasets[name], known)
+        federations[task] = one.federation
         key = batch_key(one.federation, one.runs.seeds)
         alike.setdefault(key, []).append((one, place))
     for members in alike.values():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 
 import torch
@@ -106,28 +106,34 @@ class Uploads:
     def outcomes(
         self, number: int, inner: Mapping[int, Mapping[str, Tensor]]
     ) -> dict[int, dict[str, Outcome]]:
-        """A round of some uplinks, `inner` having the Gram matrices of each and policy."""
+        """A round of some uplinks, `inner` having the Gram matrices of each and policy.
+
+        `delivered` stays on the device; what only tables want is on the CPU.
+        """
         self._look_ahead(number)
         answer: dict[int, dict[str, Outcome]] = {member: {} for member in inner}
+        episodes = self._episodes(inner, number)
         for policy in self._policies:
-            own = {member: inner[member][policy.name] for member in inner}
+            grams = torch.cat([own[policy.name] for own in inner.values()])
             if gradient_aware(policy):
-                played = self._play_now(policy, number, own)
+                played = self._play_now(policy, number, list(inner), episodes, grams)
             else:
                 whole = self._outcomes[policy.name]
-                played = {
-                    member: self._with_gradients(_part(whole, self._rows(member, number)), gram)
-                    for member, gram in own.items()
-                }
-            for member, outcome in played.items():
-                answer[member][policy.name] = outcome
+                played = self._with_gradients(_taken(whole, episodes), grams)
+            played = _moved(played)
+            first = 0
+            for member, own in inner.items():
+                rows = slice(first, first + len(own[policy.name]))
+                answer[member][policy.name] = _taken(played, rows)
+                first = rows.stop
         return answer
 
     def genie(self, number: int, member: int) -> Tensor:
         """The genie's bound: [seed]."""
         self._look_ahead(number)
         assert self._genie is not None
-        return self._genie[self._rows(member, number)]
+        rows = self._rows(member, number)
+        return self._genie[rows.start : rows.stop : rows.step]
 
     # --- many rounds ahead ------------------------------------------------------------------------
 
@@ -153,12 +159,16 @@ class Uploads:
             self._genie = genie_bound(self._scenario, self._rounds)
         self._window = window
 
-    def _rows(self, member: int, number: int) -> slice:
+    def _rows(self, member: int, number: int) -> range:
         """Episodes of a round of one uplink among those played ahead: a step from seed to seed."""
         place, step = self._place[member], len(self._window)
         start = sum(len(uplink.seeds) for uplink in self._uplinks[:place]) * step
         stop = start + len(self._uplinks[place].seeds) * step
-        return slice(start + self._window.index(number), stop, step)
+        return range(start + self._window.index(number), stop, step)
+
+    def _episodes(self, members: Iterable[int], number: int) -> Tensor:
+        rows = [row for member in members for row in self._rows(member, number)]
+        return torch.tensor(rows).to(self._scenario.device, non_blocking=True)
 
     def _with_gradients(self, outcome: Outcome, inner: Tensor) -> Outcome:
         """Add the part of the reward that was unknown when the round was played ahead."""
@@ -169,21 +179,13 @@ class Uploads:
     # --- one round of all -------------------------------------------------------------------------
 
     def _play_now(
-        self, policy: Policy, number: int, inner: Mapping[int, Tensor]
-    ) -> dict[int, Outcome]:
+        self, policy: Policy, number: int, members: list[int], episodes: Tensor, grams: Tensor
+    ) -> Outcome:
         assert self._rounds is not None
-        parts, keys = [], []
-        for member, own in inner.items():
-            rows = self._rows(member, number)
-            drawn = Round(*(part[rows] for part in self._rounds))
-            parts.append(drawn._replace(inner=own))
-            keys.append(self._uplinks[self._place[member]].keys(policy.name, number))
-        whole = self._play_batch(policy, _joined(parts), torch.cat(keys))
-        answer, first = {}, 0
-        for member, own in inner.items():
-            answer[member] = _part(whole, slice(first, first + len(own)))
-            first += len(own)
-        return answer
+        drawn = Round(*(part.index_select(0, episodes) for part in self._rounds))
+        uplinks = [self._uplinks[self._place[member]] for member in members]
+        keys = torch.cat([uplink.keys(policy.name, number) for uplink in uplinks])
+        return self._play_batch(policy, drawn._replace(inner=grams), keys)
 
     def _play_batch(self, policy: Policy, round_: Round, keys: Tensor) -> Outcome:
         """On CUDA recorded, where the policy allows."""
@@ -196,10 +198,13 @@ class Uploads:
         return recorded.play(round_, keys)
 
 
-def _part(outcome: Outcome, rows: slice) -> Outcome:
+def _taken(outcome: Outcome, rows: slice | Tensor) -> Outcome:
     """Some episodes of an outcome without history."""
-    names = [name for name in Outcome._fields if name != "history"]
-    return outcome._replace(**{name: getattr(outcome, name)[rows] for name in names})
+    return Outcome._make([*(part[rows] for part in outcome[:5]), None])
+
+
+def _moved(outcome: Outcome) -> Outcome:
+    return Outcome._make([outcome.delivered, *(part.cpu() for part in outcome[1:5]), None])
 
 
 def _joined(rounds: Sequence[Round]) -> Round:

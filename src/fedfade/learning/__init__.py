@@ -5,7 +5,7 @@ from fedfade.learning.data import Dataset, load_data
 from fedfade.learning.federation import Federation
 from fedfade.learning.model import PaperCNN, build_model
 from fedfade.learning.partition import balanced_dirichlet, class_counts, deal, iid, shards
-from fedfade.learning.together import batch_key, evaluate_together, train_together
+from fedfade.learning.together import batch_key, join, part, train_together
 
 __all__ = [
     "Dataset",
@@ -18,10 +18,11 @@ __all__ = [
     "build_model",
     "class_counts",
     "deal",
-    "evaluate_together",
     "gram",
     "iid",
+    "join",
     "load_data",
+    "part",
     "shards",
     "train_together",
 ]

@@ -61,6 +61,8 @@ class Federation:
         self.dataset = dataset.to(self.device)
         self._given = partition
         self._parts: dict[int, list[Indices]] = {}
+        self._drawn: dict[int, Indices] = {}  # the latest mini-batches by seed
+        self._drawn_for: tuple[int, int, int] | None = None  # their round and sizes
         self._labels = dataset.train_labels.numpy(force=True)
         model = build_model(config.model, dataset.shape, len(dataset.classes), seed=0)
         self.parameter_layout: Layout = parameter_layout(model)
@@ -117,16 +119,16 @@ class Federation:
         counts = [len(part) for seed in set(seeds) for part in self.partition(seed)]
         size = min([self.config.batch_size, *counts])
         epoch = min(counts) // size  # whole batches in a pass over the smallest client's data
-        by_seed = {
-            seed: np.stack(
+        if self._drawn_for != (round, size, epoch):
+            self._drawn_for, self._drawn = (round, size, epoch), {}
+        for seed in set(seeds) - self._drawn.keys():
+            self._drawn[seed] = np.stack(
                 [
                     self._client_batches(seed, round, client, part, size, epoch)
                     for client, part in enumerate(self.partition(seed))
                 ]
             )
-            for seed in set(seeds)
-        }
-        stacked = torch.from_numpy(np.stack([by_seed[seed] for seed in seeds]))
+        stacked = torch.from_numpy(np.stack([self._drawn[seed] for seed in seeds]))
         return stacked.to(self.device, non_blocking=True)
 
     def _client_batches(
@@ -152,7 +154,7 @@ class Federation:
         A client's update does not depend on which others are trained beside it.
         """
         work = self.local_work(seeds, round, clients)
-        return self.updates(self.engine.train(state, work), work)
+        return self.updates(self.engine.train(state, work), self.sample_counts(seeds, work.clients))
 
     def local_work(
         self, seeds: Sequence[int], round: int, clients: Sequence[int] | None = None
@@ -168,15 +170,21 @@ class Federation:
             clients=tuple(range(self.config.clients) if clients is None else clients),
         )
 
-    def updates(self, trained: Trained, work: LocalWork) -> Updates:
-        """What the clients would send after that work."""
-        counts = [[len(self.partition(seed)[n]) for n in work.clients] for seed in work.seeds]
+    def sample_counts(self, seeds: Sequence[int], clients: Sequence[int] | None = None) -> Tensor:
+        """Training samples of every client, or some: [run, client]."""
+        numbers = range(self.config.clients) if clients is None else clients
+        by_seed = {s: [float(len(self.partition(s)[n])) for n in numbers] for s in set(seeds)}
+        counts = torch.tensor([by_seed[seed] for seed in seeds])
+        return counts.to(self.device, non_blocking=True)
+
+    def updates(self, trained: Trained, samples: Tensor) -> Updates:
+        """What the clients would send; `samples` [run, client] is how many each has."""
         return Updates(
             parameters=trained.parameters,
             buffers=trained.buffers,
             finite=is_finite(trained.parameters, trained.buffers),
             loss=trained.loss,
-            samples=torch.tensor(counts, dtype=torch.float32).to(self.device, non_blocking=True),
+            samples=samples,
         )
 
     def gradients(self, state: ServerState, samples: Tensor) -> Trained:
