@@ -83,6 +83,11 @@ def test_all_of_it(fedfade, agents: Path, tmp_path: Path) -> None:
     assert [path for path in files if after[path][0] != before[path][0]] == files[:1]
     assert after[files[0]][1] == before[files[0]][1]
 
+    files[0].write_text("policy,seed\nrandom,here\n")
+    answer = fedfade(*words)
+    assert answer.code == 2
+    assert "is damaged" in answer.err
+
 
 def test_same_rounds_as_a_comparison(fedfade, tmp_path: Path) -> None:
     """Uploads are those `fedfade compare` counts in the same cell, seeds and rounds."""

@@ -161,7 +161,7 @@ class Agents:
             return f"CSI {self.age} old" if self.age else "CSI fresh"
         if "finished" in allocation.observe:
             return "finished"
-        sees = "fading" in allocation.observe and "fading" not in allocation.hide
+        sees = {"fading", "reservation"} & {*allocation.observe} and "fading" not in allocation.hide
         return "own fading" if sees else "gains"
 
     @property
@@ -310,8 +310,11 @@ def _kept(
     if not path.is_file():
         with one_thread():
             write_table(path, compute())
-    head: Line = {"cell": place.cell, "speed": place.speed_mps}
-    return [head | line for line in read_table(path)]
+    lines = read_table(path)
+    numbers = ("seed", "uploads")
+    if not all(isinstance(line.get(name), float) for line in lines for name in numbers):
+        raise UserError(f"{str(path)!r} is damaged: remove it to play these rounds again.")
+    return [{"cell": place.cell, "speed": place.speed_mps, **line} for line in lines]
 
 
 def _file_name(place: Place, name: str, content: Sequence[str]) -> str:
