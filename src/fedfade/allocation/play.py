@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedfade.allocation.policy import ActionChecks, Policy, View, gradient_aware
+from fedfade.allocation.policy import ActionChecks, Observed, Policy, View, gradient_aware
 from fedfade.device import spare_bytes
 from fedfade.graphs import record as record_work
 from fedfade.uplink import (
@@ -76,6 +77,12 @@ def _observes(policy: Policy) -> bool:
     return bool(getattr(policy, "observes", False))
 
 
+def as_observed(policy: Policy, scenario: Scenario) -> Scenario:
+    """The scenario as a policy observes it, if it says how (`observed`)."""
+    observed: Observed | None = getattr(policy, "observed", None)
+    return scenario if observed is None else replace(scenario, **observed._asdict())
+
+
 def make_view(
     policy: Policy,
     scenario: Scenario,
@@ -92,7 +99,7 @@ def make_view(
     if observations is not None:
         observation = observations.at(slot, progress)
     elif _observes(policy):
-        observation = observe(scenario, round_, progress, slot)
+        observation = observe(as_observed(policy, scenario), round_, progress, slot)
     return View(
         scenario=scenario,
         slot=slot,
@@ -132,7 +139,8 @@ def play_round(
     to send is silent and counts as delivered.
     """
     checks = ActionChecks(policy.name, scenario, len(round_.alpha))
-    known = _slots_known(scenario, len(round_.alpha)) if _observes(policy) else 0
+    seen = as_observed(policy, scenario)
+    known = _slots_known(seen, len(round_.alpha)) if _observes(policy) else 0
     outcome = _play(policy, scenario, round_, keys, checks.take, known, record, start)
     checks.finish()
     return outcome
@@ -158,7 +166,8 @@ def _play(
     episodes = len(round_.alpha)
     start = start_round(scenario, episodes) if start is None else start
     progress = start
-    observations = Observations(scenario, round_, known) if _observes(policy) else None
+    seen = as_observed(policy, scenario)
+    observations = Observations(seen, round_, known) if _observes(policy) else None
     memory = policy.begin(make_view(policy, scenario, round_, progress, 0, keys, observations))
     finish_slot = torch.full_like(progress.remaining_bits, scenario.slots)
     rate_sum = torch.zeros(episodes, device=scenario.device)

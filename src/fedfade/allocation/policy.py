@@ -13,7 +13,7 @@ episodes. Its `scope` says what it may know, and the view it is handed holds no 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -64,11 +64,20 @@ class View:
         return self.remaining_bits > 0
 
 
+class Observed(NamedTuple):
+    """What agents were trained to observe: the fields of `Scenario` that say so."""
+
+    observe: tuple[str, ...]
+    hide: tuple[str, ...]
+    csi_delay_slots: int
+
+
 class Policy(Protocol):
     """What `fedfade compare` needs of a policy.
 
     Optional attributes: `gradient_aware = False` promises not to look at gradients, so that
-    many rounds can be played in one batch; `observes = True` asks for `view.observation`;
+    many rounds can be played in one batch; `observes = True` asks for `view.observation`, which
+    is the config's or, with an attribute `observed`, its own;
     `csi_delay_slots = k` gives it the fading of k slots ago in `view.fading`.
     """
 

@@ -14,6 +14,7 @@ from fedfade.commands.options import PresetArgument, SetOption, stopping_cleanly
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from fedfade.config import Config
     from fedfade.experiments import Row
 
 
@@ -51,6 +52,8 @@ def compare(
     given = {"seeds": seeds, "rounds": rounds, "device": device, "precision": precision}
     changes += [f"run.{field}={value}" for field, value in given.items() if value is not None]
     config = load_config(preset, changes)
+    if not any(change.startswith("allocation.policies") for change in changes):
+        config = load_config(preset, [*changes, _with_shipped(config)])
     chosen = pick_device(config.run.device)
     folder = RunFolder(out or Path("runs") / f"compare-{Path(preset).stem}", config, chosen)
     console = Console(stderr=True)
@@ -72,6 +75,15 @@ def compare(
     for line in left_out_lines(rows):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     typer.echo(f"report: {report}")
+
+
+def _with_shipped(config: Config) -> str:
+    """Whoever names no policies sees the agents that come with the package as well."""
+    from fedfade.qmix import shipped_policies_for
+
+    names = list(config.allocation.policies)
+    names += [name for name in shipped_policies_for(config) if name not in names]
+    return f"allocation.policies=[{', '.join(map(repr, names))}]"
 
 
 def _print_summary(rows: Sequence[Row], clients: int, scopes: Mapping[str, str]) -> None:

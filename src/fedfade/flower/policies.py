@@ -48,6 +48,7 @@ class OneAgent:
         self.name = policy.name
         self.scope: Scope = policy.scope
         self.gradient_aware = policy.gradient_aware
+        self.observed = policy.observed
         self._client = client
         self._network = ClientNetwork(policy.agents, client)
 

@@ -2,7 +2,14 @@
 
 from fedfade.qmix.learner import Learner
 from fedfade.qmix.networks import AgentNetworks, MonotonicMixer
-from fedfade.qmix.policy import ClientNetwork, QmixPolicy, load_policy_checkpoint
+from fedfade.qmix.policy import (
+    ClientNetwork,
+    QmixPolicy,
+    load_policy_checkpoint,
+    load_shipped_policy,
+    shipped_policies,
+    shipped_policies_for,
+)
 from fedfade.qmix.run import train
 from fedfade.qmix.trainer import Report, Trainer
 
@@ -15,5 +22,8 @@ __all__ = [
     "Report",
     "Trainer",
     "load_policy_checkpoint",
+    "load_shipped_policy",
+    "shipped_policies",
+    "shipped_policies_for",
     "train",
 ]

@@ -44,6 +44,8 @@ _MEANING = (
     "allocation.hide",
     "allocation.csi_delay_slots",
 )
+# Agents shipped with the package observe what they were trained on, whatever others observe.
+_OBSERVED = ("allocation.observe", "allocation.hide", "allocation.csi_delay_slots")
 # What may change between a training and its continuation.
 _FREE = (
     "run.device",
@@ -161,9 +163,11 @@ def check_same_training(checkpoint: Checkpoint, config: Config) -> None:
     _refuse(checkpoint, config, differences(checkpoint.config, config, _FREE))
 
 
-def check_same_meaning(checkpoint: Checkpoint, config: Config) -> None:
+def check_same_meaning(
+    checkpoint: Checkpoint, config: Config, own_observation: bool = False
+) -> None:
     """Agents must meet observations and actions that mean what they meant in training."""
-    found = differences(checkpoint.config, config)
+    found = differences(checkpoint.config, config, _OBSERVED if own_observation else ())
     _refuse(checkpoint, config, [field for field in found if field in _MEANING])
 
 

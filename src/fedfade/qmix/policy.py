@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from fedfade.allocation import Action, Policy, Scope, View
+from fedfade.allocation import Action, Observed, Policy, Scope, View
 from fedfade.config import Config
+from fedfade.errors import UserError
 from fedfade.qmix.checkpoint import (
     Checkpoint,
     check_same_meaning,
@@ -36,6 +39,9 @@ class QmixPolicy:
         self.agents = agents
         allocation = config.allocation
         self.scope = scope_of(config)
+        self.observed = Observed(
+            tuple(allocation.observe), tuple(allocation.hide), allocation.csi_delay_slots
+        )
         self.gradient_aware = (
             "deviation" in allocation.observe and "gradient" not in allocation.hide
         )
@@ -122,11 +128,41 @@ def load_agents(checkpoint: Checkpoint) -> AgentNetworks:
     return agents.requires_grad_(False)
 
 
-def load_policy_checkpoint(folder: Path | str, config: Config) -> Policy:
+def load_policy_checkpoint(
+    folder: Path | str, config: Config, own_observation: bool = False
+) -> Policy:
     """The trained agents in a folder of `fedfade train`, for the scenario of `config`.
 
-    Refused when what agents see or do means something else there than in training.
+    Refused when what agents see or do means something else there than in training; with
+    `own_observation` they see what they were trained on, whatever `config` says.
     """
     checkpoint = load_checkpoint(Path(folder))
-    check_same_meaning(checkpoint, config)
+    check_same_meaning(checkpoint, config, own_observation)
     return QmixPolicy(load_agents(checkpoint), checkpoint.config)
+
+
+# --- agents that come with the package ----------------------------------------------------------
+
+
+def _shelf() -> Path:
+    return Path(str(resources.files("fedfade"))) / "checkpoints"
+
+
+def shipped_policies() -> list[str]:
+    """Names of the trained agents that come with the package."""
+    return sorted(place.parent.name for place in _shelf().glob("*/checkpoint.json"))
+
+
+def shipped_policies_for(config: Config) -> list[str]:
+    """Those whose training had the sizes of this scenario."""
+    fitting = []
+    for name in shipped_policies():
+        with suppress(UserError):
+            check_same_meaning(load_checkpoint(_shelf() / name), config, own_observation=True)
+            fitting.append(name)
+    return fitting
+
+
+def load_shipped_policy(name: str, config: Config) -> Policy:
+    """Trained agents that come with the package, for the scenario of `config`."""
+    return load_policy_checkpoint(_shelf() / name, config, own_observation=True)
