@@ -297,6 +297,7 @@ def draw(setting: Setting) -> tuple[dict[str, object], str]:
             answers[f"{field}: {who}"] = found
             there = [name for name in group if name in distinct(lines, "policy")]
             text.append(_sentence(field, f"{who} ({', '.join(there)})", found))
+            text.append(_matrix(found, field))
     text.append(_table(tables["uploads"], "uploads"))
     text.append(_table(tables["accuracy"], "accuracy"))
     facts: dict[str, object] = {
@@ -320,6 +321,21 @@ def _sentence(field: str, who: str, found: Sequence[Line]) -> str:
     text += f"; below it beyond noise in {len(losing)}" if losing else ""
     text += f"; in the other {len(found) - len(paying) - len(losing)} the schedule is enough."
     return f"{text} From {min(sizes):+.2f} to {max(sizes):+.2f}."
+
+
+def _matrix(found: Sequence[Line], field: str) -> str:
+    """Gains over the schedule: a row per spread, a column per SNR; bold where they pay."""
+    snrs = distinct(found, "snr")
+    rows = []
+    for spread in distinct(found, "spread"):
+        gain = {cell["snr"]: cell for cell in matching(found, spread=spread)}
+        sizes = [(100 if field == "accuracy" else 1) * gain[snr]["gain"] for snr in snrs]
+        cells = [
+            f"**{size:+.2f}**" if gain[snr]["pays"] else f"{size:+.2f}"
+            for snr, size in zip(snrs, sizes, strict=True)
+        ]
+        rows.append([f"{spread:g} dB", *cells])
+    return markdown(["spread \\ SNR", *(f"{snr:g} dB" for snr in snrs)], rows)
 
 
 def _known(error: float) -> float:
