@@ -235,6 +235,28 @@ def test_training_on_gives_other_agents_and_new_runs(fedfade, whole: Path, tmp_p
     assert len(list(out.glob("accuracy/runs/*/qmix*"))) == 2 * before
 
 
+def test_agents_that_come_with_the_package_join(
+    fedfade, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of training seed 0, shipped as qmix-plus, do in seed 1000 what they do as qmix."""
+    shelf, out = tmp_path / "shelf", tmp_path / "plus"
+    shutil.copytree(whole / "reward" / "training" / "seed-0", shelf / "qmix-plus")
+    shutil.copytree(whole, out)
+    monkeypatch.setattr("fedfade.qmix.policy._shelf", lambda: shelf)
+    for part, table in (("accuracy", "final.csv"), ("regimes", "uploads.csv")):
+        answer = fedfade("reproduce", part, "--scale", "small", "--out", out, *SETTINGS)
+        assert answer.code == 0, answer.err
+        lines = read_table(out / part / table)
+        ours, theirs = (
+            [line["uploads"] for line in matching(lines, seed=1000, policy=policy)]
+            for policy in ("qmix", "qmix-plus")
+        )
+        assert len(ours) == 4
+        assert ours == theirs
+    policies = [line["policy"] for line in read_table(out / "accuracy" / "final.csv")]
+    assert list(dict.fromkeys(policies))[-2:] == ["qmix-plus", "perfect"]
+
+
 # --- the same numbers from two ways --------------------------------------------------------------
 
 

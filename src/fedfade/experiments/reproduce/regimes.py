@@ -48,6 +48,8 @@ from fedfade.experiments.reproduce.tables import (
     write_table,
 )
 from fedfade.experiments.uploads import Uplink
+from fedfade.qmix import load_policy_checkpoint, load_shipped_policy
+from fedfade.qmix.checkpoint import load_checkpoint
 from fedfade.uplink import Round
 from fedfade.uplink.gradients import SyntheticGradients
 
@@ -116,8 +118,6 @@ def _played(setting: Setting) -> dict[str, Any]:
 
 def _mark(setting: Setting, configs: Sequence[Config]) -> str:
     """Digest of all that decides a row of the map."""
-    from fedfade.qmix.checkpoint import load_checkpoint
-
     folder = training_folder(setting)
     agents = [
         load_checkpoint(folder / f"seed-{seed}").files["agents"]["sha256"]
@@ -155,6 +155,8 @@ def _row_of_the_map(setting: Setting, configs: Sequence[Config]) -> list[Line]:
         parts = (part.reshape(*shape, *part.shape[1:])[:, run].flatten(0, 1) for part in batch)
         own.append(play(_agents(setting, seed, configs[0]), Round(*parts), slice(run, run + 1)))
     uploads[QMIX] = torch.cat(own, 1)
+    if setting.plus:
+        uploads[QMIX_PLUS] = play(load_shipped_policy(QMIX_PLUS, configs[0]), batch)
     return [
         {
             "snr": config.cell.ring_snr_db,
@@ -170,8 +172,6 @@ def _row_of_the_map(setting: Setting, configs: Sequence[Config]) -> list[Line]:
 
 
 def _agents(setting: Setting, seed: int, config: Config) -> Policy:
-    from fedfade.qmix import load_policy_checkpoint
-
     return load_policy_checkpoint(training_folder(setting) / f"seed-{seed}", config)
 
 

@@ -140,7 +140,7 @@ def plus_jobs(setting: Setting, part: str, cell: str, fields: Mapping[str, Any])
         return []
     asked = {"allocation.policies": [QMIX_PLUS]}
     return [
-        _job(setting, part, cell, QMIX_PLUS, seed, {**fields, **asked})
+        _job(setting, part, cell, f"{QMIX_PLUS}-{setting.plus}", seed, {**fields, **asked})
         for seed in setting.training_seeds
     ]
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from fedfade.allocation import PERFECT
 from fedfade.config import Config, config_from_tree, load_config
 from fedfade.errors import UserError, not_allowed
+from fedfade.experiments.run_folder import digest
 from fedfade.uplink.rounds import cycle_seed
 
 FIRST_UNSEEN = 1000
@@ -111,7 +112,7 @@ class Setting:
     base: Config
     grid: Grid
     scale: str = "paper"
-    plus: bool = False  # whether agents of the preset qmix-plus are there to be tested
+    plus: str = ""  # mark of the agents qmix-plus that come with the package, if they fit
     say: Callable[[str], None] = field(default=lambda text: None)
 
     @property
@@ -202,7 +203,7 @@ def checked_setting(
     """A reproduction around a training cell; refused where tests would not be tests."""
     wanted = {name: value for name, value in (grid or {}).items() if value is not None}
     chosen = Grid(**{**vars(SCALES[scale].grid), **wanted})
-    setting = Setting(out, base, chosen, scale, plus_is_shipped(base), say)
+    setting = Setting(out, base, chosen, scale, shipped_mark(base), say)
     if setting.centre not in setting.cells:
         raise UserError(
             f"the training cell {setting.centre.name} is none of the nine test cells: "
@@ -213,9 +214,15 @@ def checked_setting(
     return setting
 
 
-def plus_is_shipped(config: Config) -> bool:
-    """Whether the package holds agents of the preset qmix-plus that fit this scenario."""
-    return False
+def shipped_mark(config: Config) -> str:
+    """Which agents of the preset qmix-plus come with the package; empty if none fit."""
+    from fedfade.qmix import QmixPolicy, load_shipped_policy, shipped_policies_for
+
+    if QMIX_PLUS not in shipped_policies_for(config):
+        return ""
+    policy = load_shipped_policy(QMIX_PLUS, config)
+    assert isinstance(policy, QmixPolicy)
+    return digest(policy.agents.state_dict())[:8]
 
 
 class Clock:
