@@ -33,6 +33,7 @@ def test_a_run_leaves_a_report_and_is_recognised_when_finished(fedfade, tmp_path
     answer = fedfade("compare", "paper", "--policies", ALL, "--out", out, *SETTINGS)
     assert answer.code == 0, answer.err
     assert "perfect" in answer.out
+    assert "playing 3 rounds x 2 seeds at a time; 14 models trained side by side" in answer.err
     assert f"report: {out}" in answer.out.replace("\n", "")
     page = (out / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 4
