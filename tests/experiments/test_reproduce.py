@@ -380,7 +380,7 @@ def test_rule_above_the_schedule_and_close_to_perfect() -> None:
     facts["accuracy"]["cells"][0]["policies"]["perfect"]["accuracy"] = 0.53
     assert claims.close_to_perfect(facts)[1:] == (
         "holds only when",
-        "alpha 0.5, n_c 21; alpha 0.5, n_c 28",
+        "at alpha 0.5, n_c 21; at alpha 0.5, n_c 28",
     )
     facts["accuracy"]["cells"][1]["policies"]["perfect"]["accuracy"] = 0.9  # alpha 5: not asked
     assert claims.close_to_perfect(facts)[1] == "holds only when"
@@ -426,7 +426,7 @@ def test_rule_heuristics_improve() -> None:
     facts["accuracy"]["with_alpha"][0]["steps"][1] = [-0.03, 0.01]
     assert claims.heuristics_improve(facts)[1:] == (
         "holds only when",
-        "max-individual-rate; max-sum-rate",
+        "for max-individual-rate; for max-sum-rate",
     )
 
 
@@ -459,7 +459,7 @@ def test_rule_reward_converges() -> None:
     facts = {"reward": {"episodes": 30_000, "seeds": [good, good | {"seed": 1.0}]}}
     assert claims.reward_converges(facts)[1] == "holds"
     facts["reward"]["seeds"][1] = good | {"seed": 1.0, "last": 0.6}  # collapsed at the end
-    assert claims.reward_converges(facts)[1:] == ("holds only when", "training seed 0")
+    assert claims.reward_converges(facts)[1:] == ("holds only when", "in training seed 0")
     facts["reward"]["seeds"][0] = good | {"before_last": 0.9, "last": 1.1}  # still rising
     assert claims.reward_converges(facts)[1] == "does not hold"
     facts["reward"]["episodes"] = 2_000
@@ -474,7 +474,7 @@ def test_rule_second_term_tracks() -> None:
     assert claims.second_term_tracks({"bound": {"cells": cells}})[1] == "holds"
     cells[0]["all_runs"] = -0.4
     verdict = claims.second_term_tracks({"bound": {"cells": cells}})[1:]
-    assert verdict == ("holds only when", "alpha 5, n_c 21")
+    assert verdict == ("holds only when", "at alpha 5, n_c 21")
 
 
 def test_what_was_not_run_is_not_judged() -> None:

@@ -71,7 +71,7 @@ def verdict_of(held: Mapping[str, bool]) -> tuple[Verdict, str]:
 
 
 def _cell(cell: Mapping[str, Any]) -> str:
-    return f"alpha {cell['alpha']:g}, n_c {cell['clusters']:g}"
+    return f"at alpha {cell['alpha']:g}, n_c {cell['clusters']:g}"
 
 
 def _points(pair: Sequence[float]) -> str:
@@ -142,7 +142,7 @@ def sum_rate_declines(facts: Facts) -> Answer:
             if policy not in ("max-sum-rate", PERFECT)
             and abs(mean) > max(STAYS, 2 * (0.0 if math.isnan(error) else error))
         ]
-        held[f"alpha {alpha:g}"] = fell and not moved
+        held[f"at alpha {alpha:g}"] = fell and not moved
         others = f"; moved too: {', '.join(moved)}" if moved else ""
         text.append(f"alpha {alpha:g}: {_points(own['max-sum-rate'])} points{others}")
     uploads = [
@@ -160,7 +160,7 @@ def heuristics_improve(facts: Facts) -> Answer:
     held, text = {}, []
     for policy in HEURISTICS:
         own = [line for line in lines if line["policy"] == policy]
-        held[policy] = all(
+        held[f"for {policy}"] = all(
             beyond(line["overall"]) and not any(_below(step) for step in line["steps"])
             for line in own
         )
@@ -212,7 +212,9 @@ def reward_converges(facts: Facts) -> Answer:
         rise = max(seed["best"] - seed["start"], 1e-12)
         still = abs(seed["last"] - seed["before_last"]) <= CONVERGED * rise
         there = seed["best"] - seed["last"] <= CONVERGED * rise
-        held[f"training seed {seed['seed']:g}"] = still and there and seed["best"] > seed["start"]
+        held[f"in training seed {seed['seed']:g}"] = (
+            still and there and seed["best"] > seed["start"]
+        )
     ends = ", ".join(
         f"{seed['start']:.2f} → {seed['last']:.2f} (best {seed['best']:.2f})"
         for seed in reward["seeds"]
@@ -320,7 +322,7 @@ def page(claims: Sequence[Claim], head: str) -> str:
         [
             claim.says,
             claim.measured,
-            f"**{claim.verdict}**" + (f" {claim.when}" if claim.when else ""),
+            f"**{claim.verdict}**" + (f": {claim.when}" if claim.when else ""),
         ]
         for claim in claims
     ]

@@ -11,7 +11,7 @@ DIR/results.md       all of it on one page: claims, tables, pictures
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -91,7 +91,8 @@ def reproduce(
             write_json(folder / f"{name}.json", _plain({"setting": _made_by(setting), **facts}))
             write_text(folder / f"{name}.md", text + "\n")
             setting.say(f"{name}: done, {folder}")
-        page = claims.page(claims.judge(_all_facts(setting)), _head(setting))
+        found = _all_facts(setting)
+        page = claims.page(claims.judge(found), _head(found))
         write_text(setting.out / "results.md", _results(setting, page))
         write_text(setting.out / "claims.md", page)
     return page
@@ -152,6 +153,8 @@ def _made_by(setting: Setting) -> dict[str, object]:
         "scale": setting.scale,
         "data": base.learning.data,
         "placement": base.cell.placement,
+        "alpha": setting.centre.alpha,
+        "clusters": setting.centre.clusters,
         "rounds": base.run.rounds,
         "episodes": base.qmix.episodes,
         "training_seeds": setting.training_seeds,
@@ -160,16 +163,17 @@ def _made_by(setting: Setting) -> dict[str, object]:
     }
 
 
-def _head(setting: Setting) -> str:
-    """What stood behind it, in a few sentences."""
-    made = _made_by(setting)
+def _head(found: Mapping[str, Any]) -> str:
+    """What stood behind it, in a few sentences; every part notes its own, accuracy's is shown."""
+    part = accuracy.PART if accuracy.PART in found else next(iter(found))
+    made = found[part]["setting"]
     text = (
         f"Data {made['data']}, placement {made['placement']}, {made['rounds']} rounds, agents "
-        f"trained for {made['episodes']} episodes at alpha {setting.centre.alpha:g}, n_c "
-        f"{setting.centre.clusters}, {len(setting.training_seeds)} training seeds. Channels and "
+        f"trained for {made['episodes']} episodes at alpha {made['alpha']:g}, n_c "
+        f"{made['clusters']}, {len(made['training_seeds'])} training seeds. Channels and "
         f"partitions of {made['seeds_evaluated_on']} seeds, none of the {made['seeds_trained_on']} "
         "that training used; evaluation seed i meets the agents of training seed i."
     )
-    if setting.scale == "paper":
+    if made["scale"] == "paper":
         return text
-    return f"{text} **Scale {setting.scale}: this checks the code, not the paper.**"
+    return f"{text} **Scale {made['scale']}: this checks the code, not the paper.**"

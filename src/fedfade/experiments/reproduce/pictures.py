@@ -59,7 +59,7 @@ def accuracy_grid(curves: Sequence[Line], seeds: int) -> Figure:
     """Test accuracy against rounds: a row per number of clusters, a column per alpha."""
     alphas, clusters = distinct(curves, "alpha"), distinct(curves, "clusters")
     order = distinct(curves, "policy")
-    figure = blank(1.5 + 3.4 * len(alphas), 1.3 + 2.6 * len(clusters))
+    figure = blank(max(7.5, 1.5 + 3.4 * len(alphas)), max(4.8, 1.3 + 2.6 * len(clusters)))
     panels = figure.subplots(len(clusters), len(alphas), sharex=True, sharey=True, squeeze=False)
     for row, count in enumerate(clusters):
         for column, alpha in enumerate(alphas):
