@@ -12,12 +12,7 @@ from fedfade.commands.options import SetOption, stopping_cleanly, with_data_dir
 
 
 def reproduce(
-    part: Annotated[
-        str,
-        typer.Argument(
-            help="partition, reward, accuracy, epochs, ablation, bound, regimes, or all in order"
-        ),
-    ] = "all",
+    part: Annotated[str, typer.Argument(help="what to make; all in order if not given")] = "all",
     scale: Annotated[str, typer.Option(help="paper, or small: minutes on two cores")] = "paper",
     out: Annotated[
         Path | None, typer.Option(help="folder; runs/reproduce-SCALE if not given")
@@ -39,7 +34,10 @@ def reproduce(
     ] = False,
     overrides: SetOption = None,
 ) -> None:
-    """Train, compare and draw what is missing; interrupted anywhere, the same command goes on."""
+    """Train, compare and draw what is missing; interrupted anywhere, the same command goes on.
+
+    PART is partition, reward, accuracy, epochs, ablation, bound, regimes, or all in this order.
+    """
     from fedfade.experiments.reproduce import all_parts, make_setting
     from fedfade.experiments.reproduce import reproduce as run
 
