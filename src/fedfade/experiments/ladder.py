@@ -37,6 +37,7 @@ from fedfade.experiments.reproduce.tables import Line, matching, read_table, wri
 from fedfade.experiments.uploads import Uplink
 from fedfade.qmix import load_policy_checkpoint
 from fedfade.qmix.checkpoint import Checkpoint, has_checkpoint, load_checkpoint
+from fedfade.radio.statistics import gain_statistics
 from fedfade.uplink import Round, scenario_from_config
 from fedfade.uplink.gradients import SyntheticGradients
 
@@ -453,6 +454,19 @@ def ladder_table(ladder: Ladder, lines: Sequence[Line]) -> list[Line]:
             )
             below = best
     return table
+
+
+def fading_memory(ladder: Ladder) -> dict[tuple[float, int], float]:
+    """Autocorrelation of the fading's power, by speed and age, in the preset's own cell."""
+    device = pick_device(ladder.base.run.device)
+    found: dict[tuple[float, int], float] = {}
+    for place in ladder.places:
+        if place.cell == OWN:
+            gain = _rounds(place, device)[1].fading  # [(seed, round), slot, client, band]
+            drops = gain.transpose(1, 2).flatten(0, 1).numpy(force=True)
+            memory = gain_statistics(drops, ladder.ages).autocorrelation
+            found |= {(place.speed_mps, age): memory[age] for age in memory}
+    return found
 
 
 # --- accuracy ----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedfade.experiments.figures import save
-from fedfade.experiments.ladder import OWN, Ladder, accuracy_places, mean_error
+from fedfade.experiments.ladder import OWN, Ladder, accuracy_places, fading_memory, mean_error
 from fedfade.experiments.reproduce.tables import Line, markdown, matching
 from fedfade.radio.scenario import LIGHT_MPS
 from fedfade.storage import write_text
@@ -174,7 +174,8 @@ def page(ladder: Ladder, table: list[Line], policies: list[Line], accuracies: li
     text += [
         "## How channel knowledge ages",
         "Deadline matching, mean over cells: what it gains over knowing no fading at all, as a "
-        "share of what it gains when the fading is fresh, against the way clients have gone since.",
+        "share of what it gains when the fading is fresh; beside it the way clients have gone "
+        "since, and the autocorrelation of the fading's power.",
         _ageing(ladder, policies),
     ]
     learned = matching(policies, learned="yes")
@@ -219,8 +220,9 @@ def _gains(ladder: Ladder, table: list[Line]) -> str:
 
 
 def ageing(ladder: Ladder, policies: list[Line]) -> list[Line]:
-    """What old fading is worth, nearest first: speed, age, way in wavelengths, share kept."""
+    """What old fading is worth, nearest first, and how much like the fresh it still is."""
     radio = ladder.base.radio
+    alike = fading_memory(ladder)
 
     def mean(speed: float, name: str) -> float:
         found = matching(policies, speed=speed, policy=name)
@@ -234,7 +236,8 @@ def ageing(ladder: Ladder, policies: list[Line]) -> list[Line]:
             way = speed * age * radio.slot_s * radio.carrier_hz / LIGHT_MPS
             gain = mean(speed, f"{_MATCHING}@{age}") - none
             share = gain / (fresh - none) if fresh > none else math.nan
-            lines.append({"speed": speed, "age": age, "way": way, "gain": gain, "share": share})
+            line = {"speed": speed, "age": age, "way": way, "gain": gain, "share": share}
+            lines.append(line | {"alike": alike.get((speed, age), math.nan)})
     return sorted(lines, key=lambda line: float(line["way"]))
 
 
@@ -245,11 +248,16 @@ def _ageing(ladder: Ladder, policies: list[Line]) -> str:
             f"{line['speed']:g}",
             line["age"],
             f"{line['gain']:+.2f}",
-            "-" if math.isnan(line["share"]) else f"{line['share']:.0%}",
+            *(
+                "-" if math.isnan(line[name]) else f"{line[name]:.2f}"
+                for name in ("share", "alike")
+            ),
         ]
         for line in ageing(ladder, policies)
     ]
-    return markdown(["wavelengths gone", "m/s", "slots old", "uploads gained", "share kept"], rows)
+    return markdown(
+        ["wavelengths", "m/s", "slots old", "uploads gained", "share kept", "autocorrelation"], rows
+    )
 
 
 def _long(lines: list[Line], field: str) -> str:
