@@ -50,8 +50,8 @@ def run(
         rows = comparison.run(place, lambda done, doing: None)
         place.finish(**comparison.facts())
         write_report(place.path, config, place.record, rows)
-    assert comparison._reached is not None
-    return rows, comparison._reached.state
+    assert comparison.reached is not None
+    return rows, comparison.reached.state
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30, 3e38])

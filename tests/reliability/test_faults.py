@@ -21,7 +21,8 @@ import torch
 from fedfade.config import Config, load_config
 from fedfade.errors import UserError
 from fedfade.experiments import Comparison, RunFolder
-from fedfade.experiments.comparison import SideBySide, _Course
+from fedfade.experiments.comparison import SideBySide
+from fedfade.experiments.course import Course
 from fedfade.qmix import Trainer, train
 from fedfade.qmix.checkpoint import has_checkpoint
 from tests.conftest import TINY
@@ -286,7 +287,7 @@ def test_an_interrupt_at_any_line_of_a_comparison(
     compared: Compared, whole: str, tmp_path: Path
 ) -> None:
     """KeyboardInterrupt before each line that the loop over rounds executes; then it goes on."""
-    loop = (SideBySide.run, _Course.add, _Course.save_if_due, _Course.save, _Course.finish)
+    loop = (SideBySide.run, Course.add, Course.save_if_due, Course.save, Course.finish)
     codes = {function.__code__ for function in loop}
 
     def run(folder: Path, stop_at: int) -> int:

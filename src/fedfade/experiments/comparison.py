@@ -10,14 +10,12 @@ Comparisons of several configurations go side by side: one batch of models, one 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +23,8 @@ from fedfade.allocation import GENIE, PERFECT, Outcome, Policy, load_policy
 from fedfade.config import Config
 from fedfade.device import matrix_products, one_thread, spare_bytes
 from fedfade.errors import UserError
-from fedfade.experiments.metrics import Row, check_complete, jain, read_rows, write_rows
+from fedfade.experiments.course import Course, Played, Reached
+from fedfade.experiments.metrics import Row, check_complete, jain, read_rows
 from fedfade.experiments.run_folder import RunFolder, digest
 from fedfade.experiments.uploads import Uplink, Uploads
 from fedfade.learning import (
@@ -41,7 +40,6 @@ from fedfade.learning import (
     train_together,
 )
 from fedfade.qmix import load_policy_checkpoint, load_shipped_policy, shipped_policies
-from fedfade.storage import write_npz
 
 _MODEL_SHARE, _MODEL_BYTES = 0.3, 2**30
 """Memory for the updates of comparisons side by side: of a GPU's free memory, and on the CPU."""
@@ -67,14 +65,6 @@ class _Runs:
         return slice(self.policies.index(policy), None, len(self.policies))
 
 
-class Reached(NamedTuple):
-    """How far all runs are."""
-
-    rounds: int
-    state: ServerState
-    uploads: Tensor  # [run, client] rounds in which each client delivered
-
-
 class Measured(NamedTuple):
     """What tables want to know of a round, on the CPU."""
 
@@ -85,14 +75,6 @@ class Measured(NamedTuple):
     train_loss: Tensor  # [run]
     accuracy: Tensor  # [run], NaN in rounds that are not evaluated
     loss: Tensor  # [run], likewise
-
-
-class Played(NamedTuple):
-    """What a round brought: where it leads, its rows, and its Gram matrices."""
-
-    after: Reached
-    rows: list[Row]
-    inner: Tensor  # [run, client, client]
 
 
 QMIX = "qmix"
@@ -148,7 +130,8 @@ class Comparison:
         )
         self.uplink = Uplink(config, self.federation.payload_bits, device)
         self.runs = _Runs(self.uplink.seeds, learned)
-        self._reached: Reached | None = None
+        self.reached: Reached | None = None
+        """Where the last run ended."""
         self._alone: SideBySide | None = None
 
     @property
@@ -185,8 +168,8 @@ class Comparison:
 
     def facts(self) -> dict[str, object]:
         """What a finished run notes about itself: scopes, and a digest of every final model."""
-        assert self._reached is not None
-        state = self._reached.state
+        assert self.reached is not None
+        state = self.reached.state
         names = self.runs.policies * len(self.runs.seeds)
         models = {
             f"{name}, seed {seed}": digest(
@@ -272,66 +255,6 @@ class Comparison:
             for seed, bound in zip(self.runs.seeds, bounds.tolist(), strict=True)
         ]
 
-    # --- stopping and going on ------------------------------------------------------------------
-
-    def save(self, folder: RunFolder, at: Reached, rows: list[Row], grams: Tensor) -> None:
-        """Rows so far and a checkpoint."""
-        # Metrics first: rows of rounds the checkpoint does not know are dropped on resuming.
-        write_rows(folder.metrics, (row for row in rows if row.round < at.rounds))
-        tensors = {field.name: getattr(at.state, field.name) for field in fields(at.state)}
-        tensors |= {"uploads": at.uploads}
-        if at.rounds:
-            tensors |= {"grams": grams[: at.rounds]}
-        folder.save_checkpoint(at.rounds, tensors)
-
-    def resume(self, folder: RunFolder) -> tuple[list[Row], Tensor, Reached]:
-        """Rows, Gram matrices and where to go on; the beginning where nothing is stored."""
-        stored, start = folder.load_checkpoint(), self.start()
-        runs, clients = start.uploads.shape
-        # One block for all rounds: a small tensor kept from each would hold on to the memory
-        # that the large ones around it leave behind.
-        grams = torch.empty(self.config.run.rounds, runs, clients, clients)
-        if stored is None:
-            return [], grams, start
-        done, tensors = stored
-        self._check_checkpoint(folder, done, tensors, start)
-        rows = [row for row in read_rows(folder.metrics) if row.round < done]
-        check_complete(rows, folder.metrics, self.all_policies, self.config, done)
-        state = ServerState(
-            **{field.name: tensors[field.name].to(self.device) for field in fields(ServerState)}
-        )
-        if done:
-            grams[:done] = tensors["grams"]
-        return rows, grams, Reached(done, state, tensors["uploads"])
-
-    def _check_checkpoint(
-        self, folder: RunFolder, done: int, tensors: dict[str, Tensor], start: Reached
-    ) -> None:
-        """Refuse tensors that are not those of this comparison after `done` rounds."""
-        wanted = {field.name: getattr(start.state, field.name) for field in fields(start.state)}
-        wanted |= {"uploads": start.uploads}
-        if done:
-            clients = self.config.learning.clients
-            wanted |= {"grams": torch.empty(done, len(start.uploads), clients, clients)}
-        shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in wanted.items()}
-        found = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-        if found != shapes or done > self.config.run.rounds:
-            raise folder.damaged()
-
-    def finish(self, folder: RunFolder, at: Reached, rows: list[Row], grams: Tensor) -> None:
-        """Write what a finished run leaves: rows, and Gram matrices for `replay` and training."""
-        write_rows(folder.metrics, rows)
-        write_npz(
-            folder.path / "gradients.npz",
-            {
-                "inner": grams.transpose(0, 1).numpy(),  # [run, round, client, client]
-                "seed": np.array(self.runs.seed_of_run),
-                "policy": np.array(self.runs.policies * len(self.runs.seeds)),
-                "payload_bits": np.array(self.uplink.scenario.payload_bits),
-            },
-        )
-        self._reached = at
-
 
 def gradient_bias(updates: Updates, delivered: Tensor) -> Tensor:
     """|mean of all g_n - mean of the delivered g_n|^2, eq. (25)'s second term: [run].
@@ -346,36 +269,6 @@ def gradient_bias(updates: Updates, delivered: Tensor) -> Tensor:
 
 
 # --- side by side ------------------------------------------------------------------------------
-
-
-class _Course:
-    """One comparison on its way through the rounds, with its folder."""
-
-    def __init__(self, comparison: Comparison, folder: RunFolder) -> None:
-        self._comparison, self._folder = comparison, folder
-        self.rounds = comparison.config.run.rounds
-        self.rows, self._grams, self.at = comparison.resume(folder)
-        self._saved = time.monotonic()
-
-    def add(self, new: Played) -> None:
-        """One more round."""
-        self.rows += new.rows
-        self._grams[self.at.rounds] = new.inner
-        self.at = new.after  # one assignment: an interrupt finds a whole number of rounds done
-
-    def save_if_due(self) -> None:
-        """A checkpoint every `run.checkpoint_s`."""
-        if time.monotonic() - self._saved >= self._comparison.config.run.checkpoint_s:
-            self.save()
-
-    def save(self) -> None:
-        """A checkpoint."""
-        self._comparison.save(self._folder, self.at, self.rows, self._grams)
-        self._saved = time.monotonic()
-
-    def finish(self) -> None:
-        """What a finished run leaves."""
-        self._comparison.finish(self._folder, self.at, self.rows, self._grams)
 
 
 class SideBySide:
@@ -397,14 +290,17 @@ class SideBySide:
     @property
     def plan(self) -> str:
         """How much is done at a time, in words."""
-        ahead = [(uploads.rounds_ahead, uploads.episodes_a_round) for _, uploads in self._uploads]
-        played = ", ".join(f"{rounds} rounds x {seeds} seeds" for rounds, seeds in ahead)
+        ahead: dict[int, int] = {}
+        for _, uploads in self._uploads:
+            ahead.setdefault(uploads.rounds_ahead, 0)
+            ahead[uploads.rounds_ahead] += uploads.episodes_a_round
+        played = ", ".join(f"{rounds} rounds x {seeds} seeds" for rounds, seeds in ahead.items())
         models = sum(len(one.runs.seed_of_run) for one in self.comparisons)
         return f"playing {played} at a time; {models} models trained side by side"
 
     def run(self, folders: Sequence[RunFolder], progress: Progress) -> list[list[Row]]:
         """All rounds of all, each from wherever its folder's checkpoint left off."""
-        courses = [_Course(*pair) for pair in zip(self.comparisons, folders, strict=True)]
+        courses = [Course(*pair) for pair in zip(self.comparisons, folders, strict=True)]
 
         def tell(doing: str) -> None:
             progress(sum(course.at.rounds for course in courses), doing)
@@ -512,7 +408,7 @@ def _one_after_another(sizes: Iterable[int]) -> Iterator[slice]:
         first += size
 
 
-def _furthest_behind(courses: Sequence[_Course]) -> list[int]:
+def _furthest_behind(courses: Sequence[Course]) -> list[int]:
     """Those with the fewest rounds among the unfinished: after a hard stop some may lag."""
     left = [member for member, course in enumerate(courses) if course.at.rounds < course.rounds]
     least = min((courses[member].at.rounds for member in left), default=0)
