@@ -43,7 +43,8 @@ from fedfade.bench.train import EPISODES
 from fedfade.config import Config, LearningConfig, Precision, load_config
 from fedfade.device import matrix_products
 from fedfade.errors import not_allowed
-from fedfade.experiments.comparison import Comparison, Reached, SideBySide
+from fedfade.experiments.comparison import Comparison, SideBySide
+from fedfade.experiments.course import Reached
 from fedfade.learning import Dataset, Federation, gram, load_data, train_together
 from fedfade.learning.data import find_cifar10
 from fedfade.qmix.run import save
