@@ -477,6 +477,20 @@ def test_rule_second_term_tracks() -> None:
     assert verdict == ("holds only when", "at alpha 5, n_c 21")
 
 
+def test_rule_plus_not_below_local() -> None:
+    cells = made_up_cells(BELOW | {"block-fading-schedule": 0.0})
+    facts = {"accuracy": {"cells": cells}}
+    assert claims.plus_not_below_local(facts)[1] == "not measured"
+    for cell in cells:
+        cell["plus_minus"] = {name: [-0.01, 0.01] for name in claims.DECENTRALISED}
+    assert claims.plus_not_below_local(facts)[1] == "holds"
+    cells[3]["plus_minus"]["qmix"] = [-0.03, 0.01]
+    assert claims.plus_not_below_local(facts)[1:] == (
+        "holds only when",
+        "at alpha 0.5, n_c 14; at alpha 0.5, n_c 28",
+    )
+
+
 def test_what_was_not_run_is_not_judged() -> None:
     assert {claim.verdict for claim in claims.judge({})} == {"not measured"}
 

@@ -17,7 +17,7 @@ from fedfade.experiments.reproduce.runs import (
     plus_jobs,
     trained,
 )
-from fedfade.experiments.reproduce.setting import QMIX, Cell, Setting
+from fedfade.experiments.reproduce.setting import QMIX, QMIX_PLUS, Cell, Setting
 from fedfade.experiments.reproduce.summaries import curve_lines, final_lines, paired
 from fedfade.experiments.reproduce.tables import (
     Line,
@@ -110,11 +110,8 @@ def _facts(final: Sequence[Line]) -> dict[str, object]:
                     policy: _medians(matching(own, policy=policy))
                     for policy in distinct(own, "policy")
                 },
-                "qmix_minus": {
-                    policy: paired(own, {"policy": QMIX}, {"policy": policy})
-                    for policy in distinct(own, "policy")
-                    if policy != QMIX
-                },
+                "qmix_minus": _above(own, QMIX),
+                "plus_minus": _above(own, QMIX_PLUS),
             }
             for alpha, clusters, own in by_cell(final)
         ],
@@ -122,6 +119,14 @@ def _facts(final: Sequence[Line]) -> dict[str, object]:
         "uploads_with_clusters": _steps(final, "clusters", "alpha", "uploads"),
         "with_alpha": _steps(final, "alpha", "clusters", "accuracy"),
     }
+
+
+def _above(own: Sequence[Line], agents: str) -> dict[str, tuple[float, float]]:
+    """How far agents end above every other policy; empty if they are not there."""
+    others = [policy for policy in distinct(own, "policy") if policy != agents]
+    if len(others) == len(distinct(own, "policy")):
+        return {}
+    return {policy: paired(own, {"policy": agents}, {"policy": policy}) for policy in others}
 
 
 def _medians(lines: Sequence[Line]) -> dict[str, float]:

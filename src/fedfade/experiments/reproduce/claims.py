@@ -27,6 +27,7 @@ TRACKS = -0.7
 CONVERGED = 0.05
 """Share of the whole rise that the last tenth of a training may differ by."""
 EPISODES = 30_000
+DECENTRALISED = ("random", "max-individual-rate", SCHEDULE, QMIX)
 
 
 class Claim(NamedTuple):
@@ -236,6 +237,21 @@ def second_term_tracks(facts: Facts) -> Answer:
     return (text, *verdict_of(held))
 
 
+def plus_not_below_local(facts: Facts) -> Answer:
+    """The agents that come with the package against everybody who needs no more than they do."""
+    cells = facts["accuracy"]["cells"]
+    lowest = min(c["alpha"] for c in cells)
+    chosen = [c for c in cells if c["alpha"] == lowest]
+    if not all(c.get("plus_minus") for c in chosen):
+        return "no such agents fit this scenario", "not measured", ""
+    held = {_cell(c): not any(_below(c["plus_minus"][p]) for p in DECENTRALISED) for c in chosen}
+    text = "; ".join(
+        f"{p} " + ", ".join(_points(c["plus_minus"][p]) for c in chosen) for p in DECENTRALISED
+    )
+    heads = ", ".join(f"{c['clusters']:g}" for c in chosen)
+    return (f"points above at n_c {heads}: {text}", *verdict_of(held))
+
+
 Rule = Callable[[Facts], Answer]
 
 CLAIMS: tuple[tuple[str, str, tuple[str, ...], Rule], ...] = (
@@ -299,6 +315,13 @@ CLAIMS: tuple[tuple[str, str, tuple[str, ...], Rule], ...] = (
         f"{TRACKS}, over all runs that send, in each cell",
         ("bound",),
         second_term_tracks,
+    ),
+    (
+        "(not in the paper) qmix-plus below no decentralised policy at alpha 0.5",
+        "final accuracy not below random, max individual rate, the block-fading schedule and QMIX "
+        "beyond noise, in each cell of the smallest alpha",
+        ("accuracy",),
+        plus_not_below_local,
     ),
 )
 
