@@ -31,6 +31,7 @@ from fedfade.device import one_thread, pick_device
 from fedfade.errors import UserError, not_allowed
 from fedfade.experiments.comparison import QMIX, compare_many
 from fedfade.experiments.metrics import series
+from fedfade.experiments.reproduce import setting
 from fedfade.experiments.reproduce.regimes import ring
 from fedfade.experiments.reproduce.setting import changed, cycle_seeds
 from fedfade.experiments.reproduce.tables import Line, matching, read_table, write_table
@@ -112,17 +113,9 @@ class Scale:
 
 SCALES = {
     "full": Scale((), (15.0, 20.0, 25.0), (0.0, 3.0, 10.85), SPEEDS_MPS, 20, 5),
-    # A fifth of the slots for a fifth of the bits; checks the code, not the channel.
+    # Checks the code, not the channel.
     "small": Scale(
-        (
-            "learning.data=digits",
-            "learning.batch_size=20",
-            "learning.payload_bits=1986592",
-            "radio.slots=50",
-            "radio.subcarriers=5",
-            "run.rounds=2",
-            "run.seeds=2",
-        ),
+        (*setting.SCALES["small"].overrides, "run.rounds=2"),
         (20.0,),
         (0.0, 3.0),
         (0.83, 18.12),
