@@ -139,8 +139,8 @@ def _reservation(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
     sends = mine.any(-1, keepdim=True)
     every = torch.arange(scenario.slots, device=slots.device)
     fading = scaled_fading(scenario, round_, every).permute(1, 2, 0, 3)
-    best = torch.where(mine, fading, -BOUND).argmax(-1)
-    planned = torch.nn.functional.one_hot(best, scenario.bands) * sends
+    best = torch.where(mine, fading, -BOUND).argmax(-1, keepdim=True)
+    planned = (best == torch.arange(scenario.bands, device=scenario.device)) & sends
     free = holder_done(plan).transpose(0, 1)[:, None]  # [slot, 1, episode, band]
     needed = (plan.slots.T / scenario.slots).clamp(max=PLAN_BOUND)[None, :, :, None]
     columns = [

@@ -209,7 +209,8 @@ def after_turn(grace: Tensor, free: Tensor, needed: Tensor, left: Tensor) -> Ten
     """
     stays = grace & (needed <= GRACE)
     late = (needed > left) & (needed <= LATE) & ~stays.any(-1, keepdim=True)
-    likeliest = torch.nn.functional.one_hot(free.argmax(-1), free.shape[-1]).bool()
+    band = torch.arange(free.shape[-1], device=free.device)
+    likeliest = free.argmax(-1, keepdim=True) == band
     return stays | (likeliest & (free >= LIKELY) & late)
 
 
