@@ -149,7 +149,7 @@ class Uploads:
             return
         self._rounds, self._outcomes, self._genie = None, {}, None  # before the next are made
         window = range(first, min(first + self.rounds_ahead, self._scenario.rounds))
-        self._rounds = _joined([uplink.rounds(window) for uplink in self._uplinks])
+        self._rounds = joined([uplink.rounds(window) for uplink in self._uplinks])
         for policy in self._policies:
             if not gradient_aware(policy):
                 keys = torch.cat([uplink.keys(policy.name, *window) for uplink in self._uplinks])
@@ -207,7 +207,8 @@ def _moved(outcome: Outcome) -> Outcome:
     return Outcome._make([outcome.delivered, *(part.cpu() for part in outcome[1:5]), None])
 
 
-def _joined(rounds: Sequence[Round]) -> Round:
+def joined(rounds: Sequence[Round]) -> Round:
+    """The episodes of several rounds, one after the other."""
     if len(rounds) == 1:
         return rounds[0]
     return Round(*(torch.cat(part) for part in zip(*rounds, strict=True)))

@@ -47,7 +47,7 @@ from fedfade.experiments.reproduce.tables import (
     read_table,
     write_table,
 )
-from fedfade.experiments.uploads import Uplink
+from fedfade.experiments.uploads import Uplink, joined
 from fedfade.qmix import load_policy_checkpoint, load_shipped_policy
 from fedfade.qmix.checkpoint import load_checkpoint
 from fedfade.uplink import Round
@@ -137,7 +137,7 @@ def _row_of_the_map(setting: Setting, configs: Sequence[Config]) -> list[Line]:
     bits = _PAYLOAD_BITS if payload == "auto" else float(payload)
     uplinks = [Uplink(config, bits, device) for config in configs]
     seeds, rounds = uplinks[0].seeds, range(configs[0].run.rounds)
-    batch = _joined([uplink.rounds(rounds) for uplink in uplinks])
+    batch = joined([uplink.rounds(rounds) for uplink in uplinks])
     source = SyntheticGradients(changed(configs[0], {"learning.payload_bits": bits}), device)
     inner = torch.stack([source.inner(seeds, number) for number in rounds], 1).flatten(0, 1)
     batch = batch._replace(inner=inner.repeat(len(configs), 1, 1))
@@ -173,10 +173,6 @@ def _row_of_the_map(setting: Setting, configs: Sequence[Config]) -> list[Line]:
 
 def _agents(setting: Setting, seed: int, config: Config) -> Policy:
     return load_policy_checkpoint(training_folder(setting) / f"seed-{seed}", config)
-
-
-def _joined(rounds: Sequence[Round]) -> Round:
-    return Round(*(torch.cat(part) for part in zip(*rounds, strict=True)))
 
 
 # --- accuracy ----------------------------------------------------------------------------------
