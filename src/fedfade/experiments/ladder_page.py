@@ -140,7 +140,7 @@ def _draw_points(ladder: Ladder, panel: Any, points: list[Line], field: str) -> 
     for name in dict.fromkeys(line["policy"] for line in points):
         mark = _KNOWN.get(name) or _MARKS[trainings.index(name) % len(_MARKS)]
         edge = {} if name in _KNOWN else {"mec": "black", "mew": 0.5}
-        size = 6 if name in _KNOWN else 10
+        size = 10 if mark == "*" else 6
         label = name if name in _KNOWN else f"{name} (learned)"
         panel.plot([], [], color="black", marker=mark, ms=size, ls="", label=label)
         for line in matching(points, policy=name):
