@@ -146,6 +146,10 @@ def test_redraw_needs_only_the_tables(fedfade, whole: Path, tmp_path: Path) -> N
     same = {name: text for name, text in results(out).items() if name != "results.md"}
     assert same.items() <= results(whole).items()
     assert (out / "regimes" / "regimes.png").exists()
+    (out / "bound" / "bound.json").write_text('{"cells": 3}')
+    answer = fedfade("reproduce", "reward", *words)
+    assert answer.code == 2
+    assert "not of this version" in answer.err
     (out / "accuracy" / "final.csv").unlink()
     answer = fedfade("reproduce", "accuracy", *words)
     assert answer.code == 2
@@ -269,7 +273,7 @@ def test_the_map_plays_what_comparisons_play(whole: Path) -> None:
         if line["policy"] not in ("perfect", "qmix"):
             assert matching(uploads, **where)[0]["uploads"] == line["uploads"]
             checked += 1
-    assert checked == 2 * 2 * 4  # cells, seeds, policies without agents that send
+    assert checked == 2 * 2 * 5  # cells, seeds, policies without agents that send
 
 
 def test_the_bound_under_a_policy_is_the_bias_a_comparison_records(tmp_path: Path) -> None:

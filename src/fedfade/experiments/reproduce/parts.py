@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedfade.config import Config
-from fedfade.errors import not_allowed
+from fedfade.errors import UserError, not_allowed
 from fedfade.experiments.reproduce import (
     ablation,
     accuracy,
@@ -91,11 +91,21 @@ def reproduce(
             write_json(folder / f"{name}.json", _plain({"setting": _made_by(setting), **facts}))
             write_text(folder / f"{name}.md", text + "\n")
             setting.say(f"{name}: done, {folder}")
-        found = _all_facts(setting)
-        page = claims.page(claims.judge(found), _head(found))
+        page = _claims_page(setting)
         write_text(setting.out / "results.md", _results(setting, page))
         write_text(setting.out / "claims.md", page)
     return page
+
+
+def _claims_page(setting: Setting) -> str:
+    found = _all_facts(setting)
+    try:
+        return claims.page(claims.judge(found), _head(found))
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise UserError(
+            f"a .json of a part in {str(setting.out)!r} is not of this version of fedfade: run "
+            "'fedfade reproduce all --redraw' with the same --out."
+        ) from None
 
 
 def _results(setting: Setting, claims_page: str) -> str:

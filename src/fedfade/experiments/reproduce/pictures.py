@@ -245,11 +245,13 @@ def _map(axes: Any, cells: Sequence[Line], field: str, order: Sequence[str]) -> 
     axes.tick_params(length=0)
 
 
+_TIE = 1e-5  # what is left of equal means when tables keep six digits
+
+
 def within_noise(cell: Line) -> bool:
     """Whether a margin is no more than twice its standard error."""
-    if math.isnan(cell["error"]):
-        return bool(cell["margin"] == 0)
-    return bool(cell["margin"] <= 2 * cell["error"])
+    error = 0.0 if math.isnan(cell["error"]) else cell["error"]
+    return bool(cell["margin"] <= max(2 * error, _TIE))
 
 
 def margin_text(cell: Line, field: str) -> str:
@@ -258,7 +260,7 @@ def margin_text(cell: Line, field: str) -> str:
     >>> margin_text({"margin": 0.5, "error": 0.4}, "uploads")
     '~0.50'
     """
-    if cell["margin"] == 0:
+    if abs(cell["margin"]) < _TIE:
         return "tie"
     size = 100 * cell["margin"] if field == "accuracy" else cell["margin"]
     return f"{'~' if within_noise(cell) else '+'}{size:.{1 if field == 'accuracy' else 2}f}"

@@ -74,7 +74,7 @@ SCALES = {
             "qmix.epsilon_episodes=600",
             "run.episodes_per_round=100",
             "run.seeds=2",
-            "run.rounds=10",
+            "run.rounds=8",
             "run.evaluate_every=2",
         ),
         Grid(regime_rounds=5, epoch_rounds=2, bound_rounds=5),
