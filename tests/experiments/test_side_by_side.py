@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,11 @@ import pytest
 import torch
 
 from fedfade.config import Config, load_config
-from fedfade.experiments import Comparison, RunFolder, compare_many, read_rows
-from fedfade.experiments.comparison import SideBySide
+from fedfade.experiments import Comparison, RunFolder, Uplink, compare_many, read_rows
+from fedfade.experiments.comparison import SideBySide, compared_policy
 from fedfade.learning import batch_key
+from fedfade.qmix import Trainer
+from fedfade.qmix.run import save
 from tests.conftest import TINY
 
 CPU = torch.device("cpu")
@@ -62,6 +65,28 @@ def test_a_grid_in_one_batch_is_every_cell_alone(tmp_path: Path) -> None:
     for i, config in enumerate(configs):
         assert facts(folders[i]) == alone(config, tmp_path / f"alone-{i}")
         assert rows[i] == read_rows(folders[i] / "metrics.csv")
+
+
+def test_agents_of_several_trainings(tmp_path: Path) -> None:
+    """Agents look at gradients, so every round waits for the last; recorded, and as if not."""
+    quick = [*TINY, "qmix.hidden=[8]", "qmix.gradients=synthetic", "allocation.policies=[random]"]
+    configs = []
+    for seed in (0, 1):
+        agents = tmp_path / f"agents-{seed}"
+        save(Trainer(load_config("paper", [*quick, f"run.seed={seed}"]), CPU), agents, [])
+        asked = [f"allocation.checkpoint={json.dumps(str(agents))}"]
+        configs += [load_config("paper", [*quick, *asked, f"radio.clusters={n}"]) for n in (3, 6)]
+    folders = [tmp_path / str(i) for i in range(4)]
+    rows = compare_many(configs, folders, CPU)
+    for i, config in enumerate(configs):
+        assert facts(folders[i]) == alone(config, tmp_path / f"alone-{i}")
+        stored = np.load(folders[i] / "gradients.npz")
+        uplink = Uplink(config, float(stored["payload_bits"]), CPU)
+        own = [run for run, name in enumerate(stored["policy"]) if name == "qmix"]
+        inner = torch.from_numpy(stored["inner"][own, 2])
+        outcome = uplink.play(compared_policy(config, "qmix"), 2, inner)
+        bits = [row.bits_sent for row in rows[i] if (row.policy, row.round) == ("qmix", 2)]
+        assert bits == outcome.bits.sum(-1).tolist()
 
 
 def test_finished_folders_are_read_and_interrupted_ones_continued(tmp_path: Path) -> None:

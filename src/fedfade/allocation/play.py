@@ -207,6 +207,7 @@ class RecordedRounds:
         self.episodes = len(keys)
         self._inputs = [part.clone() for part in (*round_, keys)]
         kept = Round(*self._inputs[:-1])
+        known = _slots_known(scenario, self.episodes)
         clients = torch.zeros(self.episodes, scenario.clients, device=scenario.device)
         once = clients[:, 0]
         self._results = [
@@ -214,7 +215,7 @@ class RecordedRounds:
         ]  # as in Outcome, but for the history
 
         def work() -> None:
-            new = _play(policy, scenario, kept, self._inputs[-1], Action._make, scenario.slots)
+            new = _play(policy, scenario, kept, self._inputs[-1], Action._make, known)
             for place, value in zip(self._results, new[:5], strict=True):
                 place.copy_(value)
 

@@ -188,8 +188,8 @@ class Uploads:
         return self._play_batch(policy, drawn._replace(inner=grams), keys)
 
     def _play_batch(self, policy: Policy, round_: Round, keys: Tensor) -> Outcome:
-        """On CUDA recorded, where the policy allows."""
-        if self._scenario.device.type != "cuda" or not getattr(policy, "recordable", False):
+        """Recorded, where the policy allows."""
+        if not getattr(policy, "recordable", False):
             return play_round(policy, self._scenario, round_, keys)
         recorded = self._recorded.get(policy.name)
         if recorded is None or recorded.episodes != len(keys):
