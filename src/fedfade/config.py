@@ -336,7 +336,13 @@ class QmixConfig(_Branch):
     replay_size: int = Field(10_000, ge=1, le=10**9, description="transitions kept")
     batch_size: int = Field(512, ge=1, le=10**9, description="transitions in an update")
     update_every: int = Field(30, ge=1, le=10**9, description="slots stored between two updates")
-    target_every: int = Field(210, ge=1, le=10**9, description="slots stored between target copies")
+    target_every: int = Field(
+        6300,
+        ge=1,
+        le=10**9,
+        description="slots stored between target copies (paper: 210, read as updates; read as "
+        "slots, values diverge where clients walk)",
+    )
     gradients: str = Field(
         "learning",
         description="gradients while training: learning (real federated rounds), synthetic, or "

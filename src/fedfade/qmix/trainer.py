@@ -5,7 +5,7 @@
         for each slot                                 (20 episodes side by side)
             observe, act, send, store                 Rollout.step
             every 30 transitions: learn               Learner.update
-            every 210: copy the target networks       Learner.copy_target
+            every 210 updates: copy the targets       Learner.copy_target
         the last episode decides the average          Rounds.deliver
 
 Whatever is random is a function of (seed, purpose, batch, slot or update), and whatever is
