@@ -148,3 +148,18 @@ def test_plan_of_one_comparison() -> None:
     config = load_config("paper", [*TINY, "run.rounds=30"])
     together = SideBySide([Comparison(config, CPU)])
     assert together.plan == "playing 25 rounds x 2 seeds at a time; 12 models trained side by side"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_grid_on_a_gpu_is_that_of_the_cpu(tmp_path: Path) -> None:
+    """Same channel and mini-batches; rounding moves an upload here and there."""
+    results = []
+    for name in ("cpu", "cuda"):
+        folders = [tmp_path / f"{name}-{i}" for i in range(4)]
+        rows = compare_many(grid(), folders, torch.device(name))
+        results.append([row for part in rows for row in part])
+    served = [[row.delivered_clients for row in rows] for rows in results]
+    same = [one == other for one, other in zip(*served, strict=True)]
+    assert sum(same) >= 0.95 * len(same)
+    last = [[row.accuracy for row in rows if row.round == 2] for rows in results]
+    assert np.nanmean(last[0]) == pytest.approx(np.nanmean(last[1]), abs=0.02)
