@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -86,14 +86,19 @@ class Aside:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
 
-def fuse(function: Callable[P, R], device: torch.device, dynamic: bool = False) -> Callable[P, R]:
+def fuse(
+    function: Callable[P, R],
+    device: torch.device,
+    dynamic: bool = False,
+    options: dict[str, Any] | None = None,
+) -> Callable[P, R]:
     """`function` with its small operations merged into few kernels, where that pays: on CUDA.
 
     Compiling takes seconds at the first call for tensors of a new size, or with `dynamic` of a
-    new number of axes; FEDFADE_COMPILE=0 does without.
+    new number of axes; FEDFADE_COMPILE=0 does without. `options` are the compiler's.
     """
     if device.type != "cuda" or os.environ.get("FEDFADE_COMPILE") == "0":
         return function
     # By default the ninth size of a function would silently not be compiled.
     torch._dynamo.config.recompile_limit = 256
-    return torch.compile(function, dynamic=dynamic)
+    return torch.compile(function, dynamic=dynamic, options=options)

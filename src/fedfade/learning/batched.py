@@ -54,8 +54,9 @@ class MatmulConv2d(nn.Conv2d):
         ]  # [sample, row, column, channel] for every place of the kernel
         kernel = self.weight.permute(2, 3, 1, 0).flatten(0, 2)  # [place x channel, out]
         # Samples in groups: the kernel's gradient is a sum over all pixels of all samples, and one
-        # long sum a client would keep a handful of a GPU's processors busy.
-        groups = math.gcd(len(input), _GROUPS)
+        # long sum a client would keep a handful of a GPU's processors busy. Libraries know that
+        # for bfloat16.
+        groups = 1 if input.dtype == torch.bfloat16 else math.gcd(len(input), _GROUPS)
         grouped = torch.cat(patches, -1).view(groups, -1, len(kernel))
         out = torch.bmm(grouped, kernel.expand(groups, -1, -1))
         if self.bias is not None:
@@ -122,7 +123,9 @@ class ClientBatch:
         # Without dropout a random number would be a mistake, so vmap is told to refuse it.
         randomness = "different" if self._dropout else "error"
         self._plain_gradient = vmap(grad(self._loss, has_aux=True), randomness=randomness)
-        self._gradient = fuse(self._plain_gradient, self.device)
+        # A pooled pixel is read by nine patches: worked out once and kept, not nine times.
+        keep = {"realize_reads_threshold": 3}
+        self._gradient = fuse(self._plain_gradient, self.device, options=keep)
         self._predict = vmap(self._logits, in_dims=(0, 0, None), randomness="error")
         self._desks: dict[tuple[int, int, float, float], _Desk] = {}
         self._at_once: int | None = None
