@@ -56,9 +56,10 @@ def test_a_grid_in_one_batch_is_every_cell_alone(tmp_path: Path) -> None:
     said: list[str] = []
     steps: list[int] = []
     rows = compare_many(configs, folders, CPU, lambda done, doing: steps.append(done), said.append)
-    # 5 cells x 2 seeds x 4 policies with a model; channels do not depend on how data are dealt.
+    # 5 cells x 2 seeds x 4 policies with a model, but where all uploads succeed the channel does
+    # not matter; and channels do not depend on how data are dealt.
     assert said == [
-        "playing 3 rounds x 4 seeds, 2 rounds x 2 seeds at a time; 40 models trained side by side"
+        "playing 3 rounds x 4 seeds, 2 rounds x 2 seeds at a time; 36 models trained side by side"
     ]
     assert steps == sorted(steps)
     assert steps[-1] == 4 * 3 + 2
@@ -126,7 +127,7 @@ def test_memory_bounds_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("fedfade.experiments.comparison._MODEL_BYTES", 13 * one.update_bytes)
     said: list[str] = []
     compare_many(configs, [tmp_path / str(i) for i in range(4)], CPU, say=said.append)
-    assert [line.rpartition("; ")[2] for line in said] == ["16 models trained side by side"] * 2
+    assert [line.rpartition("; ")[2] for line in said] == ["14 models trained side by side"] * 2
 
 
 def test_batches_hold_only_what_trains_alike() -> None:

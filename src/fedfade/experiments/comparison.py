@@ -60,6 +60,11 @@ class _Runs:
     def seed_of_run(self) -> list[int]:
         return [seed for seed in self.seeds for _ in self.policies]
 
+    @property
+    def pairs(self) -> list[tuple[int, str]]:
+        """Seed and policy of every run."""
+        return [(seed, policy) for seed in self.seeds for policy in self.policies]
+
     def of_policy(self, policy: str) -> slice:
         """Rows of a policy, one per seed."""
         return slice(self.policies.index(policy), None, len(self.policies))
@@ -205,6 +210,9 @@ class Comparison:
     ) -> Played:
         """Rows of a round, and where it leads."""
         uploads = before.uploads + measured.delivered
+        if not self.evaluates(before.rounds):  # though one beside it is
+            blank = torch.full_like(measured.loss, math.nan)
+            measured = measured._replace(accuracy=blank, loss=blank)
         rows = self._rows(before.rounds, outcomes, measured, uploads)
         if genie is not None:
             rows += self._genie_rows(before.rounds, genie)
@@ -271,6 +279,58 @@ def gradient_bias(updates: Updates, delivered: Tensor) -> Tensor:
 # --- side by side ------------------------------------------------------------------------------
 
 
+class _Models:
+    """The models of comparisons, without those that would be trained twice.
+
+    Where every upload succeeds the channel does not matter, so configurations that differ in the
+    channel alone share the models of `perfect`.
+    """
+
+    def __init__(self, comparisons: Sequence[Comparison], device: torch.device) -> None:
+        known: dict[object, int] = {}  # models by what tells them apart
+        chosen: list[int] = []  # a run of each model
+        model: list[int] = []  # of each run
+        self._tasks: list[tuple[Federation, list[int]]] = []  # with the seeds of their models
+        for one in comparisons:
+            seeds = []
+            for seed, policy in one.runs.pairs:
+                run = len(model)
+                name = (str(one.config.learning), seed) if policy == PERFECT else run
+                if name not in known:
+                    known[name] = len(chosen)
+                    chosen.append(run)
+                    seeds.append(seed)
+                model.append(known[name])
+            if seeds:
+                self._tasks.append((one.federation, seeds))
+        self._all_differ = len(chosen) == len(model)
+        self._model = torch.tensor(model)
+        self._chosen = torch.tensor(chosen).to(device, non_blocking=True)
+        self._model_there = self._model.to(device, non_blocking=True)
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def of(self, state: ServerState) -> ServerState:
+        """From runs to models."""
+        return state if self._all_differ else part(state, self._chosen)
+
+    def of_each(self, value: Tensor) -> Tensor:
+        """From runs to models."""
+        return value if self._all_differ else value[self._chosen]
+
+    def for_all(self, value: Tensor) -> Tensor:
+        """From models to runs."""
+        if self._all_differ:
+            return value
+        return value[self._model if value.device.type == "cpu" else self._model_there]
+
+    def train(self, state: ServerState, round: int) -> Updates:
+        """Every client's update of every model."""
+        federations, seeds = zip(*self._tasks, strict=True)
+        return train_together(federations, [state], seeds, round)
+
+
 class SideBySide:
     """Comparisons that share a model: their runs are one batch, their episodes another."""
 
@@ -295,7 +355,7 @@ class SideBySide:
             ahead.setdefault(uploads.rounds_ahead, 0)
             ahead[uploads.rounds_ahead] += uploads.episodes_a_round
         played = ", ".join(f"{rounds} rounds x {seeds} seeds" for rounds, seeds in ahead.items())
-        models = sum(len(one.runs.seed_of_run) for one in self.comparisons)
+        models = len(_Models(self.comparisons, torch.device("cpu")))
         return f"playing {played} at a time; {models} models trained side by side"
 
     def run(self, folders: Sequence[RunFolder], progress: Progress) -> list[list[Row]]:
@@ -325,57 +385,40 @@ class SideBySide:
         """The next round of some comparisons, which have all played as many."""
         these = {member: self.comparisons[member] for member in at}
         number = next(iter(at.values())).rounds
-        seeds = [one.runs.seed_of_run for one in these.values()]
-        runs = dict(zip(these, _one_after_another(map(len, seeds)), strict=True))
-        federations = [one.federation for one in these.values()]
-        states = [reached.state for reached in at.values()]
-        before = join(states)
+        sizes = [len(one.runs.seed_of_run) for one in these.values()]
+        runs = dict(zip(these, _one_after_another(sizes), strict=True))
+        models = _Models(list(these.values()), self.comparisons[0].device)
+        before = models.of(join([reached.state for reached in at.values()]))
+        lead = self.comparisons[0].federation
         with matrix_products(self.comparisons[0].config.run.precision):
             tell("local training")
-            updates = train_together(federations, states, seeds, number)
+            updates = models.train(before, number)
             inner, _ = gram(updates, before.previous)
             tell("uploads")
+            every = models.for_all(inner)
             with one_thread():
-                outcomes, genie = self._play_slots(number, {m: inner[runs[m]] for m in these})
+                outcomes, genie = self._play_slots(number, {m: every[runs[m]] for m in these})
             arrived = torch.cat([one.delivered(outcomes[m]) for m, one in these.items()])
-            delivered = arrived & updates.finite
-            after = federations[0].average(before, updates, delivered)
+            delivered = models.of_each(arrived) & updates.finite
+            after = lead.average(before, updates, delivered)
             tell("evaluation")
-            measured = Measured(
-                inner,
-                delivered,
-                updates.finite,
-                gradient_bias(updates, delivered),
-                updates.loss.nanmean(-1),
-                *self._evaluate(number, after, runs),
-            )
-        measured = Measured(*(value.cpu() for value in measured))
+            due = any(one.evaluates(number) for one in these.values())
+            loss = updates.loss.nanmean(-1)
+            tested = lead.evaluate(after) if due else (loss, loss)
+            bias = gradient_bias(updates, delivered)
+            measured = Measured(inner, delivered, updates.finite, bias, loss, *tested)
+        measured = Measured(*(models.for_all(value.cpu()) for value in measured))
+        states = ServerState(**{n: models.for_all(value) for n, value in vars(after).items()})
         return {
             m: one.account(
                 at[m],
-                part(after, runs[m]),
+                part(states, runs[m]),
                 outcomes[m],
                 genie.get(m),
                 Measured(*(value[runs[m]] for value in measured)),
             )
             for m, one in these.items()
         }
-
-    def _evaluate(
-        self, number: int, state: ServerState, runs: Mapping[int, slice]
-    ) -> tuple[Tensor, Tensor]:
-        """Accuracy and loss of all runs, NaN where they are not due: [run]."""
-        due = [rows for m, rows in runs.items() if self.comparisons[m].evaluates(number)]
-        federation = self.comparisons[0].federation
-        if len(due) == len(runs):
-            return federation.evaluate(state)
-        accuracy, loss = torch.full((2, len(state.parameters)), math.nan, device=federation.device)
-        if due:
-            found = federation.evaluate(join([part(state, rows) for rows in due]))
-            places = _one_after_another(rows.stop - rows.start for rows in due)
-            for rows, place in zip(due, places, strict=True):
-                accuracy[rows], loss[rows] = found[0][place], found[1][place]
-        return accuracy, loss
 
     def _play_slots(
         self, number: int, inner: Mapping[int, Tensor]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 import torch
+from torch import Tensor
 
 from fedfade.learning.averaging import ServerState, Updates
 from fedfade.learning.federation import Federation
@@ -36,7 +37,7 @@ def join(states: Sequence[ServerState]) -> ServerState:
     return ServerState(**{name: torch.cat([getattr(s, name) for s in states]) for name in names})
 
 
-def part(state: ServerState, runs: slice) -> ServerState:
+def part(state: ServerState, runs: slice | Tensor) -> ServerState:
     """Some runs of a state."""
     names = [field.name for field in fields(ServerState)]
     return ServerState(**{name: getattr(state, name)[runs] for name in names})
@@ -48,9 +49,12 @@ def train_together(
     seeds: Sequence[Sequence[int]],
     round: int,
 ) -> Updates:
-    """`Federation.train` of each, as one batch: the updates of all runs, one after the other."""
+    """`Federation.train` of each, as one batch: the updates of all runs, one after the other.
+
+    `states` may be joined already.
+    """
     if len(federations) == 1:
-        return federations[0].train(states[0], seeds[0], round)
+        return federations[0].train(join(states), seeds[0], round)
     works = [f.local_work(s, round) for f, s in zip(federations, seeds, strict=True)]
     samples = torch.cat([work.samples for work in works])
     everybody = [seed for each in seeds for seed in each]
