@@ -29,7 +29,7 @@ from fedfade.experiments.sweep import load_sweep
 from fedfade.learning import load_data
 from fedfade.learning.data import _class_names
 from fedfade.learning.download import Source, _read_archive
-from fedfade.qmix.checkpoint import FORMAT, INDEX, load_checkpoint
+from fedfade.qmix.checkpoint import FORMAT, INDEX, VERSION, load_checkpoint
 from fedfade.radio.impulse import read_impulse_responses, sampled_gains
 from fedfade.radio.recording import read_recording
 from fedfade.radio.statistics import gain_statistics
@@ -100,7 +100,7 @@ def _rows() -> bytes:
 _TENSORS = {"parameters": torch.arange(6.0).reshape(2, 3), "uploads": torch.ones(2, 2).long()}
 _INDEX = {
     "format": FORMAT,
-    "version": 1,
+    "version": VERSION,
     "batch": 3,
     "episodes": 60,
     "config": TINY.model_dump(),
