@@ -68,7 +68,12 @@ def verdict_of(held: Mapping[str, bool]) -> tuple[Verdict, str]:
     yes = [case for case, holds in held.items() if holds]
     if len(yes) == len(held) and held:
         return "holds", ""
-    return ("holds only when", "; ".join(yes)) if yes else ("does not hold", "")
+    if not yes:
+        return "does not hold", ""
+    no = [case for case in held if case not in yes]
+    if len(held) > 5 and len(no) < len(yes):
+        return "holds only when", f"not {'; not '.join(no)}"
+    return "holds only when", "; ".join(yes)
 
 
 def _cell(cell: Mapping[str, Any]) -> str:

@@ -185,6 +185,7 @@ def bound_terms(terms: Mapping[str, Sequence[Line]]) -> Figure:
             shade = "black" if field == "bound" else f"C{place}"
             axes.plot(x, np.where(values > 0, values, np.nan), color=shade, lw=1.5, label=label)
         change = np.abs(columns(rows, "measured")[0])
+        change = np.where(change > 0, change, np.nan)  # nobody delivered, nothing changed
         axes.plot(x, change, color="#888888", ls=":", lw=1.5, label="|measured change|")
         axes.set_title(policy, fontsize=10, loc="left")
         axes.set_xlabel("federated round")

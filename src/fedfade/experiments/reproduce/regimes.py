@@ -313,7 +313,7 @@ def _sentence(field: str, who: str, found: Sequence[Line]) -> str:
         f"{who}: at least {worth} beyond the best schedule made once a round, and beyond noise, in "
         f"{len(paying)} of {len(found)} cells"
     )
-    text += f" ({_places(paying)})" if paying else ""
+    text += f" ({_places(paying)})" if 0 < len(paying) < len(found) else ""
     text += f"; below it beyond noise in {len(losing)}" if losing else ""
     text += f"; in the other {len(found) - len(paying) - len(losing)} the schedule is enough."
     return f"{text} From {min(sizes):+.2f} to {max(sizes):+.2f}."
