@@ -204,8 +204,9 @@ def regimes(maps: Mapping[tuple[str, str], Sequence[Line]]) -> Figure:
     """Winner (colour) and margin over the next (text) by mean SNR and spread of gains."""
     from matplotlib.patches import Patch
 
-    figure = blank(10.5, 8.6)
-    panels = figure.subplots(2, 2)
+    rows = len(maps) // 2
+    figure = blank(10.5, 4.3 * rows)
+    panels = figure.subplots(rows, 2)
     titles = {
         "all": "all policies",
         "local": "decentralised policies only",
