@@ -79,7 +79,9 @@ class DeadlineMatching:
         """Weigh everybody's rate by how much it has before it, and match for the greatest sum."""
         scenario, bits = view.scenario, memory.bits
         gain = self._gain(view, memory)
-        needed = (view.remaining_bits / bits).masked_fill(~view.active, torch.inf)
+        # More slots than any round has; beyond, weights would leave the range of numbers.
+        needed = (view.remaining_bits / bits).clamp(max=1e12)
+        needed = needed.masked_fill(~view.active, torch.inf)
         hurry = (needed / view.slots_left) ** self.HURRY
         belongs = members(view, needed, gain[:, None], reach=torch.inf)
         weight = torch.where(belongs, hurry, self.BEYOND * hurry).masked_fill(~view.active, 0.0)
