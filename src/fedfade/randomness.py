@@ -70,8 +70,11 @@ def fold(keys: Tensor | int, index: Tensor | int) -> Tensor:
     >>> clients.shape
     torch.Size([600, 10])
     """
-    keys = torch.as_tensor(keys)
-    if not isinstance(index, Tensor):  # filled in on the device: carrying it there would wait
+    # A plain number is filled in where the other is: carrying it there would wait.
+    if not isinstance(keys, Tensor):
+        device = index.device if isinstance(index, Tensor) else None
+        keys = torch.full((), int(keys), dtype=torch.int64, device=device)
+    if not isinstance(index, Tensor):
         index = torch.full((), int(index), dtype=torch.int64, device=keys.device)
     index = index.to(keys.device, torch.int64)
     # Two rounds of mixing, so that (key + a, index + b) never meets (key, index) by addition.

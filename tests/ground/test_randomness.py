@@ -60,3 +60,9 @@ def test_integers_cover_their_range_evenly() -> None:
     expected = 10_000.0
     chi_square = ((counts - expected) ** 2 / expected).sum()
     assert chi_square < 22.5  # 99.9 % quantile for 6 degrees of freedom
+
+
+def test_a_plain_key_is_folded_where_the_index_is() -> None:
+    assert fold(stream(0, "n"), torch.arange(3, device="meta")).device.type == "meta"
+    assert fold(torch.zeros(3, dtype=torch.int64, device="meta"), 1).device.type == "meta"
+    assert torch.equal(fold(5, 7), fold(torch.tensor(5), torch.tensor(7)))

@@ -149,6 +149,14 @@ def test_mini_batches(digits: Dataset, unit: str) -> None:
             assert len(first.unique()) == len(first)
 
 
+def test_the_order_of_drawing_does_not_matter(digits: Dataset) -> None:
+    one, other = Federation(DIGITS, digits), Federation(DIGITS, digits)
+    in_order = [one.mini_batches([7, 8], round) for round in range(4)]
+    for round in (3, 0, 2, 1, 3):
+        other._draw([8], round + 1)
+        assert torch.equal(other.mini_batches([7, 8], round), in_order[round])
+
+
 def test_a_client_with_little_data_sets_the_batch(digits: Dataset) -> None:
     parts = [np.arange(7), np.arange(7, 50), np.arange(50, 100), np.arange(100, 160)]
     federation = Federation(DIGITS, digits, partition=parts)

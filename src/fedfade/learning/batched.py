@@ -7,7 +7,6 @@ Nothing waits for the host.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,7 +25,9 @@ from fedfade.learning.model import buffer_layout, has_dropout, parameter_layout
 from fedfade.randomness import stream
 
 _MEMORY_SHARE = 0.4  # of the device's free memory that a step of local training may take
-_GROUPS = 10  # parts of a mini-batch whose sums are made side by side
+_GROUPS = 10  # parts of a mini-batch whose sums are made side by side, at most
+_COPIES = 10  # times smaller than unfolded images the copies of a kernel are, at least
+_ALIGNED = 8
 _EVALUATION_IMAGES = 20_000  # runs x images in a block of the test set
 
 
@@ -53,15 +54,30 @@ class MatmulConv2d(nn.Conv2d):
             for j in range(0, step_column * wide, step_column)
         ]  # [sample, row, column, channel] for every place of the kernel
         kernel = self.weight.permute(2, 3, 1, 0).flatten(0, 2)  # [place x channel, out]
+        # Tensor cores want rows of a multiple of 8 numbers; three colours make 27.
+        if spare := -len(kernel) % _ALIGNED:
+            patches.append(x.new_zeros(*patches[0].shape[:3], spare))
+            kernel = F.pad(kernel, (0, 0, 0, spare))
         # Samples in groups: the kernel's gradient is a sum over all pixels of all samples, and one
-        # long sum a client would keep a handful of a GPU's processors busy. Libraries know that
-        # for bfloat16.
-        groups = 1 if input.dtype == torch.bfloat16 else math.gcd(len(input), _GROUPS)
+        # long sum a client would keep a handful of a GPU's processors busy. Every group has a copy
+        # of the kernel, which must stay small beside the images. For bfloat16 libraries split sums.
+        most = len(input) * rows * columns // (_COPIES * kernel.shape[1])
+        groups = 1 if input.dtype == torch.bfloat16 else _groups(len(input), most)
         grouped = torch.cat(patches, -1).view(groups, -1, len(kernel))
         out = torch.bmm(grouped, kernel.expand(groups, -1, -1))
         if self.bias is not None:
             out = out + self.bias
         return out.view(len(input), rows, columns, -1).permute(0, 3, 1, 2)
+
+
+def _groups(samples: int, most: int) -> int:
+    """The largest number of equal groups that is allowed.
+
+    >>> _groups(50, 16), _groups(50, 4), _groups(50, 0), _groups(7, 16)
+    (10, 2, 1, 7)
+    """
+    allowed = range(1, min(_GROUPS, max(1, most)) + 1)
+    return max(count for count in allowed if samples % count == 0)
 
 
 def _pair(padding: str | tuple[int, ...]) -> tuple[int, int]:

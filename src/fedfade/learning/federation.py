@@ -61,8 +61,8 @@ class Federation:
         self.dataset = dataset.to(self.device)
         self._given = partition
         self._parts: dict[int, list[Indices]] = {}
-        self._drawn: dict[int, Indices] = {}  # the latest mini-batches by seed
-        self._drawn_for: tuple[int, int, int] | None = None  # their round and sizes
+        # Mini-batches of this round and the next, by (round, batch size, batches) and by seed.
+        self._drawn: dict[tuple[int, int, int], dict[int, Indices]] = {}
         self._labels = dataset.train_labels.numpy(force=True)
         model = build_model(config.model, dataset.shape, len(dataset.classes), seed=0)
         self.parameter_layout: Layout = parameter_layout(model)
@@ -116,20 +116,31 @@ class Federation:
         mode the shuffled data are cut into whole batches and the rest waits for the next pass. A
         client with fewer samples than a batch sets the batch size of all, so that they stack.
         """
+        drawn = self._draw(seeds, round)
+        stacked = torch.from_numpy(np.stack([drawn[seed] for seed in seeds]))
+        return stacked.to(self.device, non_blocking=True)
+
+    def draw_ahead(self, seeds: Sequence[int], round: int) -> None:
+        """Draw a round's mini-batches while a GPU trains the one before: half its wait."""
+        if self.device.type == "cuda":
+            self._draw(seeds, round)
+
+    def _draw(self, seeds: Sequence[int], round: int) -> dict[int, Indices]:
+        """Mini-batches by seed, each drawn once: [client, step, sample]."""
         counts = [len(part) for seed in set(seeds) for part in self.partition(seed)]
         size = min([self.config.batch_size, *counts])
         epoch = min(counts) // size  # whole batches in a pass over the smallest client's data
-        if self._drawn_for != (round, size, epoch):
-            self._drawn_for, self._drawn = (round, size, epoch), {}
-        for seed in set(seeds) - self._drawn.keys():
-            self._drawn[seed] = np.stack(
+        drawn = self._drawn.setdefault((round, size, epoch), {})
+        while len(self._drawn) > 2:
+            del self._drawn[next(iter(self._drawn))]
+        for seed in set(seeds) - drawn.keys():
+            drawn[seed] = np.stack(
                 [
                     self._client_batches(seed, round, client, part, size, epoch)
                     for client, part in enumerate(self.partition(seed))
                 ]
             )
-        stacked = torch.from_numpy(np.stack([self._drawn[seed] for seed in seeds]))
-        return stacked.to(self.device, non_blocking=True)
+        return drawn
 
     def _client_batches(
         self, seed: int, round: int, client: int, part: Indices, size: int, epoch: int
@@ -154,7 +165,9 @@ class Federation:
         A client's update does not depend on which others are trained beside it.
         """
         work = self.local_work(seeds, round, clients)
-        return self.updates(self.engine.train(state, work), self.sample_counts(seeds, work.clients))
+        trained = self.engine.train(state, work)
+        self.draw_ahead(seeds, round + 1)
+        return self.updates(trained, self.sample_counts(seeds, work.clients))
 
     def local_work(
         self, seeds: Sequence[int], round: int, clients: Sequence[int] | None = None

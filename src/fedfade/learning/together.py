@@ -61,5 +61,7 @@ def train_together(
     trained = federations[0].engine.train(
         join(states), replace(works[0], samples=samples, seeds=everybody)
     )
+    for federation, its in zip(federations, seeds, strict=True):
+        federation.draw_ahead(its, round + 1)
     counts = [f.sample_counts(s) for f, s in zip(federations, seeds, strict=True)]
     return federations[0].updates(trained, torch.cat(counts))
