@@ -294,8 +294,10 @@ class AllocationConfig(_Branch):
 class QmixConfig(_Branch):
     """Training of the agents (the paper's table of hyperparameters)."""
 
-    mixer: Literal["qmix", "vdn", "independent"] = Field(
-        "qmix", description="how agents' values combine: monotonic mixing, sum, or not at all"
+    mixer: Literal["qmix", "qplex", "vdn", "independent"] = Field(
+        "qmix",
+        description="how agents' values combine: monotonic mixing, duplex dueling, sum, or not at "
+        "all",
     )
     share_parameters: bool = Field(
         False, description="one network for all agents, told apart by an agent id"
@@ -362,6 +364,14 @@ class QmixConfig(_Branch):
         0.001, description="exploration after epsilon_episodes"
     )
     epsilon_episodes: int = Field(20_000, ge=1, le=10**12, description="episodes of linear decay")
+    payload_start: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = Field(
+        1.0,
+        description="share of its payload a client has to send in the first training episode (the "
+        "rest counts as sent); plans stay those of a whole payload",
+    )
+    payload_episodes: int = Field(
+        10_000, ge=1, le=10**12, description="episodes in which that share rises to 1"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> QmixConfig:

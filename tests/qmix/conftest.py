@@ -30,6 +30,15 @@ def tiny(overrides: list[str]) -> Config:
 
 
 @pytest.fixture
+def tiny_qplex(overrides: list[str]) -> Config:
+    """Another mixer, and payloads that grow."""
+    return load_config(
+        "small-cell",
+        [*overrides, "qmix.mixer=qplex", "qmix.payload_start=0.3", "qmix.payload_episodes=80"],
+    )
+
+
+@pytest.fixture
 def tiny_federated(overrides: list[str]) -> Config:
     """The same with real federated rounds on the digits."""
     return load_config(

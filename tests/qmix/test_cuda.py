@@ -10,8 +10,10 @@ from fedfade.qmix import Trainer
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_graphs_equal_plain_calls(tiny: Config) -> None:
-    captured, plain = Trainer(tiny, "cuda"), Trainer(tiny, "cuda")
+@pytest.mark.parametrize("mixer", ["qmix", "qplex"])
+def test_graphs_equal_plain_calls(mixer: str, tiny: Config, tiny_qplex: Config) -> None:
+    config = tiny if mixer == "qmix" else tiny_qplex
+    captured, plain = Trainer(config, "cuda"), Trainer(config, "cuda")
     plain._engine = SimpleNamespace(step=plain._step, update=plain._update)
     for _ in range(3):
         assert captured.play_batch()[0][:6] == plain.play_batch()[0][:6]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedfade.config import QmixConfig
 from fedfade.qmix.learner import Learner
-from fedfade.qmix.networks import AgentNetworks, MonotonicMixer, StackedLinear
+from fedfade.qmix.networks import AgentNetworks, DuplexMixer, MonotonicMixer, StackedLinear
 from fedfade.qmix.policy import ClientNetwork
 from fedfade.qmix.replay import Batch, Replay
 
@@ -106,7 +106,7 @@ def test_the_target_of_qmix_in_plain_python() -> None:
     )
 
 
-@pytest.mark.parametrize("mixer", ["qmix", "vdn", "independent"])
+@pytest.mark.parametrize("mixer", ["qmix", "qplex", "vdn", "independent"])
 @pytest.mark.parametrize(("share", "dueling"), [(False, False), (True, False), (True, True)])
 def test_an_update_is_torchs_rmsprop_on_the_squared_error(
     mixer: str, share: bool, dueling: bool
@@ -117,16 +117,18 @@ def test_an_update_is_torchs_rmsprop_on_the_squared_error(
     learner = Learner(config, 3, 5, 7, 4, seeds=[1])
     mirror = Learner(config, 3, 5, 7, 4, seeds=[1])
     groups = [{"params": list(mirror.agents.parameters()), "lr": config.agent_rate}]
-    if mixer == "qmix":
+    if mixer in ("qmix", "qplex"):
         groups.append({"params": list(mirror.mixer.parameters()), "lr": config.mixer_rate})
     reference = torch.optim.RMSprop(groups, alpha=0.99, eps=1e-8)
     for step in range(5):
         batch = random_batch((3, 5, 7, 4), 16, seed=step)
         learner.update(batch)
         target = mirror.target(batch)
-        q = mirror.agents(batch.observation).gather(-1, batch.choice[..., None])[..., 0]
+        values = mirror.agents(batch.observation)
+        q = values.gather(-1, batch.choice[..., None])[..., 0]
         reference.zero_grad()
-        (mirror.mixer(q, batch.state) - target).square().mean().backward()
+        total = mirror.mixer(q, batch.state, values, batch.choice)
+        (total - target).square().mean().backward()
         reference.step()
         for a, b in zip(learner.agents.parameters(), mirror.agents.parameters(), strict=True):
             # sqrt(v) + eps magnifies float32 rounding of tiny gradients: a hundredth of a step
@@ -140,9 +142,41 @@ def test_q_tot_never_falls_when_an_agents_value_rises(seed: int, scale: float) -
     mixer = MonotonicMixer(4, 9, width=8, hypernet=16, generators=[generator])
     q = (scale * torch.randn(4, 64, generator=generator)).requires_grad_()
     state = scale * torch.randn(1, 64, 9, generator=generator)
-    (slope,) = torch.autograd.grad(mixer(q, state).sum(), q)
+    values, choice = q.detach()[..., None], torch.zeros(4, 64, dtype=torch.int64)
+    (slope,) = torch.autograd.grad(mixer(q, state, values, choice).sum(), q)
     assert bool((slope >= 0).all())
     assert bool((slope > 0).any())
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10_000), st.floats(0.1, 10.0))
+def test_the_best_joint_action_is_everybodys_own_best(seed: int, scale: float) -> None:
+    """All 64 joint actions of three agents in 20 states of two runs."""
+    generators = [torch.Generator().manual_seed(seed + run) for run in range(2)]
+    # In double precision: next to a large value float32 rounds a small advantage away.
+    mixer = DuplexMixer(3, 5, actions=4, hypernet=16, generators=generators).double()
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter.mul_(scale)
+    values = scale * torch.randn(2 * 3, 20, 4, generator=generators[0]).double()
+    state = torch.randn(2, 20, 5, generator=generators[0]).double()
+    joint = torch.cartesian_prod(*[torch.arange(4)] * 3)  # [64, agent]
+    choice = joint.T.repeat(2, 20)  # [run x agent, state x joint]
+    values, state = values.repeat_interleave(64, 1), state.repeat_interleave(64, 1)
+    q = values.gather(-1, choice[..., None])[..., 0]
+    total = mixer(q, state, values, choice).view(2, 20, 64)
+    own = values.view(2, 3, 20, 64, 4)[:, :, :, 0].argmax(-1).movedim(1, -1)  # [run, state, agent]
+    assert torch.equal(joint[total.argmax(-1)], own)
+
+
+def test_the_importance_of_an_advantage_depends_on_the_joint_action() -> None:
+    generator = torch.Generator().manual_seed(0)
+    mixer = DuplexMixer(2, 3, actions=4, hypernet=16, generators=[generator])
+    state = torch.ones(1, 4, 3)
+    mine, theirs = torch.zeros(4, dtype=torch.int64), torch.arange(4)
+    importance = mixer.importances(state, torch.stack([mine, theirs]))[0, :, 0]
+    assert len(importance.unique()) == 4
+    assert bool((importance > 0).all())
 
 
 def test_a_shared_network_knows_who_it_is() -> None:

@@ -18,6 +18,7 @@ from fedfade.qmix import Trainer, load_policy_checkpoint, train
 from fedfade.qmix import run as run_module
 from fedfade.qmix.checkpoint import load_checkpoint
 from fedfade.qmix.trainer import Diverged
+from fedfade.uplink.observation import part_columns
 
 
 @pytest.fixture(autouse=True)
@@ -49,11 +50,11 @@ def stop_at(batch: int):
     return look
 
 
-@pytest.mark.parametrize("gradients", ["synthetic", "learning"])
+@pytest.mark.parametrize("kind", ["synthetic", "learning", "qplex"])
 def test_resumed_training_ends_in_the_same_bits(
-    gradients: str, tiny: Config, tiny_federated: Config, tmp_path: Path
+    kind: str, tiny: Config, tiny_federated: Config, tiny_qplex: Config, tmp_path: Path
 ) -> None:
-    config = tiny if gradients == "synthetic" else tiny_federated
+    config = {"synthetic": tiny, "learning": tiny_federated, "qplex": tiny_qplex}[kind]
     train(config, tmp_path / "whole")
     for batch in (1, 3, 5):  # each time the batch after the checkpoint is lost and played again
         with pytest.raises(Interrupted):
@@ -116,6 +117,38 @@ def test_epsilon_falls_linearly_and_stays(tiny: Config) -> None:
     assert seen == pytest.approx([1.0, 0.7525, 0.505, 0.2575, 0.01, 0.01])
 
 
+def test_the_payload_grows_linearly_and_stays(overrides: list[str]) -> None:
+    config = load_config(
+        "small-cell", [*overrides, "qmix.payload_start=0.2", "qmix.payload_episodes=80"]
+    )
+    trainer = Trainer(config)
+    shares, uploads = [], []
+    for _ in range(6):
+        shares.append(trainer.payload())
+        uploads.append(trainer.play_batch()[0].uploads)
+    assert shares == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
+    # 12 slots are too few for a whole payload (20 slots alone on a sub-band), not for a fifth.
+    assert uploads[0] > 0.0
+    assert uploads[4:] == [0.0, 0.0]
+
+
+def test_what_need_not_be_sent_counts_as_sent(overrides: list[str]) -> None:
+    """Observations and state begin with the share left; all else is as in any round."""
+    whole = Trainer(load_config("small-cell", overrides))
+    part = Trainer(load_config("small-cell", [*overrides, "qmix.payload_start=0.25"]))
+    seen = []
+    for trainer in (whole, part):
+        round_ = trainer.rounds.round(0)
+        trainer.rollout.begin(round_, 1.0, 0, trainer.replay, trainer.payload())
+        seen.append(trainer.rollout._seen[..., : trainer.rollout._width].clone())
+    column = part_columns(whole.scenario)["remaining"]
+    assert bool((seen[0][..., column] == 1.0).all())
+    assert bool((seen[1][..., column] == 0.25).all())
+    for observation in seen:
+        observation[..., column] = 0.0
+    assert torch.equal(*seen)
+
+
 def test_the_last_episode_decides_the_federated_update(overrides: list[str]) -> None:
     config = load_config(
         "small-cell",
@@ -170,9 +203,11 @@ def test_several_seeds_in_one_program_are_each_what_they_are_alone(
         assert load_checkpoint(tmp_path / "many" / f"seed-{seed}").config == alone
 
 
-@pytest.mark.parametrize("share", ["false", "true"])
-def test_several_seeds_with_shared_networks(overrides: list[str], share: str) -> None:
-    config = load_config("small-cell", [*overrides, f"qmix.share_parameters={share}"])
+@pytest.mark.parametrize(
+    "change", ["share_parameters=false", "share_parameters=true", "mixer=qplex", "mixer=vdn"]
+)
+def test_several_seeds_of_other_networks(overrides: list[str], change: str) -> None:
+    config = load_config("small-cell", [*overrides, f"qmix.{change}"])
     both, alone = Trainer(config, seeds=[0, 1]), Trainer(config, seeds=[1])
     for _ in range(3):
         ours, theirs = both.play_batch()[1], alone.play_batch()[0]

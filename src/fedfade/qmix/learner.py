@@ -114,9 +114,9 @@ class Learner:
         self.preference = preference
         self.runs = len(seeds)
         self.agents = self._networks(agents, width, actions, seeds).to(device)
-        self.mixer = self._mixer(agents, state_width, seeds).to(device)
+        self.mixer = self._mixer(agents, state_width, actions, seeds).to(device)
         self.target_agents = self._networks(agents, width, actions, seeds).to(device)
-        self.target_mixer = self._mixer(agents, state_width, seeds).to(device)
+        self.target_mixer = self._mixer(agents, state_width, actions, seeds).to(device)
         self._online = (Flat(self.agents, self.runs), Flat(self.mixer, self.runs))
         self._target = (Flat(self.target_agents, self.runs), Flat(self.target_mixer, self.runs))
         self._rooms: dict[int, _Room] = {}
@@ -145,9 +145,11 @@ class Learner:
             self.preference,
         )
 
-    def _mixer(self, agents: int, state_width: int, seeds: Sequence[int]) -> nn.Module:
+    def _mixer(
+        self, agents: int, state_width: int, actions: int, seeds: Sequence[int]
+    ) -> nn.Module:
         generators = [torch_generator(seed, "mixer") for seed in seeds]
-        return make_mixer(self.config, agents, state_width, generators)
+        return make_mixer(self.config, agents, state_width, actions, generators)
 
     def _room(self, batch: int) -> _Room:
         if batch not in self._rooms:
@@ -167,7 +169,7 @@ class Learner:
     def _target_value(self, values: Tensor, online: Tensor, batch: Batch) -> Tensor:
         best = self.agents.choose(batch.next_observation, online)
         value = values.gather(-1, best[..., None]).squeeze(-1)
-        following: Tensor = self.target_mixer(value, batch.next_state)
+        following: Tensor = self.target_mixer(value, batch.next_state, values, best)
         return batch.reward[:, None] + batch.discount[:, None] * following
 
     def update(self, batch: Batch) -> Update:
@@ -178,7 +180,7 @@ class Learner:
         target = self.target(batch)
         self._aside[1].join()
         q = self._chosen(tape[-1], batch.choice).requires_grad_()
-        loss, total = self._loss(q, batch.state, target)
+        loss, total = self._loss(q, batch, tape[-1], target)
         loss.sum().backward()  # type: ignore[no-untyped-call]
         assert q.grad is not None
         self.agents.backward(tape, batch.choice, q.grad, room.spare, self._aside[0])
@@ -186,9 +188,11 @@ class Learner:
             optimiser.step()
         return Update(loss.detach(), total)
 
-    def _mixed_loss(self, q: Tensor, state: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    def _mixed_loss(
+        self, q: Tensor, batch: Batch, values: Tensor, target: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Mean squared TD error and mean Q_tot of chosen values q [run x agent, batch]: [run]."""
-        total = self.mixer(q, state)
+        total = self.mixer(q, batch.state, values, batch.choice)
         return (total - target).square().mean((1, 2)), total.detach().mean((1, 2))
 
     def copy_target(self) -> None:

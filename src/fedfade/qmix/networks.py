@@ -212,7 +212,7 @@ class MonotonicMixer(nn.Module):
         self.value = StackedLinear(width, 1, generators)  # bias of layer 2
         self.parts = (hypernet, hypernet, width, width)
 
-    def forward(self, q: Tensor, state: Tensor) -> Tensor:
+    def forward(self, q: Tensor, state: Tensor, values: Tensor, choice: Tensor) -> Tensor:
         """q [run x agent, batch], state [run, batch, width] -> Q_tot [run, 1, batch]."""
         for_first, for_second, for_value, bias = self.enter(state).split(self.parts, dim=-1)
         first = self.first(for_first.relu()).abs().unflatten(-1, (self.agents, self.width))
@@ -229,10 +229,61 @@ def _by_run(q: Tensor, state: Tensor) -> Tensor:
     return q.view(len(state), -1, q.shape[-1])
 
 
+class DuplexMixer(nn.Module):
+    """QPLEX (Wang et al. 2021): any Q_tot whose best joint action is everybody's own best one.
+
+    Q_tot = b(s) + sum of w_n(s) max Q_n + sum of lambda_n(s, a) w_n(s) (Q_n - max Q_n), where no w
+    and no lambda is negative. Who takes its best action adds nothing to the second sum, all others
+    take away, by as much as the joint action says. As in its authors' code, agents learn as if
+    every lambda were 1, which is VDN and where training starts; what a sum cannot say is left to
+    lambda. It is one network of state and joint action in place of their attention heads.
+    """
+
+    def __init__(
+        self,
+        agents: int,
+        state: int,
+        actions: int,
+        hypernet: int,
+        generators: Sequence[torch.Generator],
+    ) -> None:
+        super().__init__()
+        self.actions = actions
+        self.enter = StackedLinear(state, 2 * hypernet, generators)
+        self.weight = StackedLinear(hypernet, agents, generators)
+        self.value = StackedLinear(hypernet, 1, generators)
+        self.meet = StackedLinear(state + agents * actions, hypernet, generators)
+        self.importance = StackedLinear(hypernet, agents, generators)
+
+    def forward(self, q: Tensor, state: Tensor, values: Tensor, choice: Tensor) -> Tensor:
+        """q [run x agent, batch] of `choice`, among `values` [run x agent, batch, action], state
+        [run, batch, width] -> Q_tot [run, 1, batch]."""
+        for_weight, for_value = self.enter(state).relu().chunk(2, dim=-1)
+        weight = _positive(self.weight(for_weight))  # [run, batch, agent]
+        own = _by_run(q, state).mT
+        behind = own.detach() - _by_run(values.detach().amax(-1), state).mT  # never positive
+        weighted = weight.detach() * behind * (self.importances(state, choice) - 1.0)
+        total: Tensor = (weight * own + weighted).sum(-1) + self.value(for_value)[..., 0]
+        return total[:, None]
+
+    def importances(self, state: Tensor, choice: Tensor) -> Tensor:
+        """lambda of every agent under a joint action: [run, batch, agent]."""
+        action = torch.arange(self.actions, device=choice.device)
+        taken = (_by_run(choice, state).mT[..., None] == action).flatten(2).to(state.dtype)
+        met = self.meet(torch.cat([state, taken], dim=-1)).relu()
+        return _positive(self.importance(met))
+
+
+def _positive(x: Tensor) -> Tensor:
+    """e to the x between 1/150 and 150, 1 at 0: near a tie of two actions only a large lambda tells
+    them apart, and a boundless one would throw the values out when the tie breaks."""
+    return (5.0 * torch.tanh(x / 5.0)).exp()
+
+
 class SumMixer(nn.Module):
     """VDN: Q_tot is the sum."""
 
-    def forward(self, q: Tensor, state: Tensor) -> Tensor:
+    def forward(self, q: Tensor, state: Tensor, values: Tensor, choice: Tensor) -> Tensor:
         """q [run x agent, batch] -> [run, 1, batch]."""
         return _by_run(q, state).sum(1, keepdim=True)
 
@@ -240,19 +291,26 @@ class SumMixer(nn.Module):
 class NoMixer(nn.Module):
     """Independent DQN: every agent learns from the common reward by itself."""
 
-    def forward(self, q: Tensor, state: Tensor) -> Tensor:
+    def forward(self, q: Tensor, state: Tensor, values: Tensor, choice: Tensor) -> Tensor:
         """q [run x agent, batch] -> [run, agent, batch]."""
         return _by_run(q, state)
 
 
 def make_mixer(
-    config: QmixConfig, agents: int, state: int, generators: Sequence[torch.Generator]
+    config: QmixConfig,
+    agents: int,
+    state: int,
+    actions: int,
+    generators: Sequence[torch.Generator],
 ) -> nn.Module:
-    """The mixer `qmix.mixer` names."""
+    """The mixer `qmix.mixer` names: (values of the actions taken, state, values of all actions,
+    actions taken) to Q_tot."""
     if config.mixer == "vdn":
         return SumMixer()
     if config.mixer == "independent":
         return NoMixer()
+    if config.mixer == "qplex":
+        return DuplexMixer(agents, state, actions, config.hypernet_width, generators)
     return MonotonicMixer(agents, state, config.mixing_width, config.hypernet_width, generators)
 
 

@@ -70,14 +70,19 @@ class Rollout:
         done = self.remaining_bits <= 0
         return done.view(self.runs, self.episodes, -1)
 
-    def begin(self, round_: Round, epsilon: float, batch: int, replay: Replay) -> None:
-        """Lay out a round: observations, gains, and the random choices of all slots."""
+    def begin(
+        self, round_: Round, epsilon: float, batch: int, replay: Replay, payload: float = 1.0
+    ) -> None:
+        """Lay out a round: observations, gains, and the random choices of all slots.
+
+        Only the share `payload` of an upload is left to send, as if the rest had been sent.
+        """
         self._batch.fill_(batch)
         self._epsilon.fill_(epsilon)
         self._lay_out(round_)
         self._explore()
         self.slot.zero_()
-        self.remaining_bits.fill_(self.scenario.payload_bits)
+        self.remaining_bits.fill_(payload * self.scenario.payload_bits)
         self.returns.zero_()
         self._look(replay)
 

@@ -109,7 +109,7 @@ class Trainer:
         """Play one batch of parallel episodes, learning on the way; a report for each run."""
         round_ = self.rounds.round(self.batch) if self._next is None else self._next
         epsilon = self.epsilon()
-        self.rollout.begin(round_, epsilon, self.batch, self.replay)
+        self.rollout.begin(round_, epsilon, self.batch, self.replay, self.payload())
         self.replay.draw_ahead(self.updates, self._most_updates, self.config.qmix.batch_size)
         engine = self.engine()
         learned = 0
@@ -137,8 +137,19 @@ class Trainer:
     def epsilon(self) -> float:
         """Exploration of the current batch: linear in the episodes played, then constant."""
         qmix = self.config.qmix
-        share = min(1.0, self.batch * qmix.parallel_episodes / qmix.epsilon_episodes)
+        share = self._share_of(qmix.epsilon_episodes)
         return qmix.epsilon_start + (qmix.epsilon_end - qmix.epsilon_start) * share
+
+    def payload(self) -> float:
+        """Share of an upload left to send in the current batch: rising, then 1."""
+        qmix = self.config.qmix
+        return qmix.payload_start + (1.0 - qmix.payload_start) * self._share_of(
+            qmix.payload_episodes
+        )
+
+    def _share_of(self, episodes: int) -> float:
+        """How much of the first `episodes` has been played."""
+        return min(1.0, self.batch * self.config.qmix.parallel_episodes / episodes)
 
     @property
     def ready_at(self) -> int:
