@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedfade.bench.learning import random_images
 from fedfade.config import LearningConfig
 from fedfade.learning import Dataset, Federation, ServerState, Updates, build_model, gram, load_data
+from fedfade.learning.averaging import by_run
 from fedfade.learning.fedavg import learning_curve, random_delivery, steps
 from fedfade.learning.fused import NormPool, fuse
 
@@ -291,6 +292,29 @@ def test_gram_sums_to_the_second_term() -> None:
         total = inner[:, chosen][:, :, chosen].sum((1, 2))
         torch.testing.assert_close(total, d[:, chosen].sum(1).square().sum(1))
     torch.testing.assert_close(deviation, d.square().sum(2))
+
+
+def test_one_run_after_the_other_gives_the_bits_of_all_at_once() -> None:
+    """What `by_run` spares is memory traffic: sums over parameters keep their order."""
+    generator = torch.Generator().manual_seed(0)
+    sent = torch.randn(3, 10, 94410, generator=generator)
+    previous = torch.randn(3, 94410, generator=generator)
+    share = torch.rand(3, 10, generator=generator)
+
+    def products(previous: Tensor, sent: Tensor) -> Tensor:
+        difference = previous[:, None] - sent
+        return difference @ difference.mT
+
+    def mean(share: Tensor, sent: Tensor) -> Tensor:
+        return (share[..., None] * sent).sum(1)
+
+    def squares(sent: Tensor) -> Tensor:
+        return sent.square().sum(-1)
+
+    assert torch.equal(by_run(products, previous, sent), products(previous, sent))
+    assert torch.equal(by_run(mean, share, sent), mean(share, sent))
+    assert torch.equal(by_run(squares, sent), squares(sent))
+    assert by_run(squares, sent[:0]).shape == (0, 10)
 
 
 # --- pieces ----------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from fedfade.learning import (
     ServerState,
     Updates,
     batch_key,
+    by_run,
     gram,
     join,
     load_data,
@@ -272,8 +273,12 @@ def gradient_bias(updates: Updates, delivered: Tensor) -> Tensor:
     count = delivered.sum(-1, keepdim=True).clamp(min=1)
     finite = updates.finite
     share = finite / finite.sum(-1, keepdim=True).clamp(min=1) - delivered / count
-    sent = torch.where(finite[..., None], updates.parameters, 0.0)
-    return torch.einsum("rn,rnd->rd", share, sent).square().sum(-1)
+
+    def square(share: Tensor, sent: Tensor, finite: Tensor) -> Tensor:
+        sent = torch.where(finite[..., None], sent, 0.0)
+        return torch.einsum("rn,rnd->rd", share, sent).square().sum(-1)
+
+    return by_run(square, share, updates.parameters, finite)
 
 
 # --- side by side ------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The federated learning task: data, partition, model, local training, averaging, bound."""
 
-from fedfade.learning.averaging import ServerState, Updates, gram
+from fedfade.learning.averaging import ServerState, Updates, by_run, gram
 from fedfade.learning.data import Dataset, load_data
 from fedfade.learning.federation import Federation
 from fedfade.learning.model import PaperCNN, build_model
@@ -16,6 +16,7 @@ __all__ = [
     "balanced_dirichlet",
     "batch_key",
     "build_model",
+    "by_run",
     "class_counts",
     "deal",
     "gram",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -32,11 +33,27 @@ class Updates:
     samples: Tensor  # [run, client] training samples, the weights of `weighting: samples`
 
 
+def by_run(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """A function of tensors [run, ...] that knows nothing of other runs: the same numbers, sooner.
+
+    On the CPU one run after the other: getting memory from the system for copies of everybody's
+    updates would take longer than the arithmetic. On a GPU all at once.
+
+    >>> by_run(lambda x, y: x @ y, torch.ones(3, 2, 5), torch.ones(3, 5, 4)).shape
+    torch.Size([3, 2, 4])
+    """
+    if tensors[0].device.type != "cpu":
+        return function(*tensors)
+    runs = zip(*(torch.split(tensor, 1) for tensor in tensors), strict=True)
+    return torch.cat([function(*run) for run in runs])
+
+
 def is_finite(parameters: Tensor, buffers: Tensor) -> Tensor:
     """Whether all a client sends is finite: [run, client]."""
     # An update of enormous norm is of no use to anybody, and sums of its squares would overflow in
     # the Gram matrix and in the reward.
-    return parameters.square().sum(-1) + buffers.square().sum(-1) <= MAX_NORM**2
+    squares = by_run(lambda p, b: p.square().sum(-1) + b.square().sum(-1), parameters, buffers)
+    return squares <= MAX_NORM**2
 
 
 def gram(updates: Updates, previous: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,9 +68,13 @@ def gram(updates: Updates, previous: Tensor) -> tuple[Tensor, Tensor]:
     >>> inner.tolist(), deviation.tolist()
     ([[[1.0, 0.0], [0.0, 4.0]]], [[1.0, 4.0]])
     """
-    difference = previous[:, None] - updates.parameters
-    difference = torch.where(updates.finite[..., None], difference, 0.0)  # [run, client, D]
-    inner = difference @ difference.mT
+
+    def products(previous: Tensor, sent: Tensor, finite: Tensor) -> Tensor:
+        difference = previous[:, None] - sent
+        difference = torch.where(finite[..., None], difference, 0.0)  # [run, client, D]
+        return difference @ difference.mT
+
+    inner = by_run(products, previous, updates.parameters, updates.finite)
     return inner, inner.diagonal(dim1=-2, dim2=-1).clone()
 
 
@@ -69,12 +90,12 @@ def average(
     total = weight.sum(dim=1, keepdim=True)  # [run, 1]
     anyone = total > 0
     share = weight / torch.where(anyone, total, 1.0)
-    update = _weighted(share, updates.parameters, updates.finite)  # [run, D]
+    update = by_run(_weighted, share, updates.parameters, updates.finite)  # [run, D]
     velocity = momentum * state.momentum + update
     return ServerState(
         parameters=torch.where(anyone, state.parameters - rate * velocity, state.parameters),
         buffers=torch.where(
-            anyone, _weighted(share, updates.buffers, updates.finite), state.buffers
+            anyone, by_run(_weighted, share, updates.buffers, updates.finite), state.buffers
         ),
         momentum=torch.where(anyone, velocity, state.momentum),
         previous=torch.where(anyone, update, state.previous),

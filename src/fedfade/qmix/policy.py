@@ -47,13 +47,13 @@ class QmixPolicy:
         )
 
     def begin(self, view: View) -> None:
-        """Nothing to prepare."""
+        """The networks go where the round is."""
+        self.agents.to(view.snr.device)
 
     @torch.no_grad()
     def act(self, view: View, memory: None) -> Action:
         """The action each agent values most."""
         assert view.observation is not None
-        self.agents.to(view.observation.device)
         seen = view.observation.transpose(0, 1)
         choice = self.agents.choose(seen, self.agents(seen))
         return decode_action(view.scenario, choice.T)
