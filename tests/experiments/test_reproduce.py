@@ -18,10 +18,19 @@ from fedfade.config import load_config
 from fedfade.experiments import Comparison, RunFolder, read_rows, series
 from fedfade.experiments.bound import bound_under
 from fedfade.experiments.points import KINDS
-from fedfade.experiments.reproduce import PARTS, SCALES, claims, parts, regimes, runs, setting
+from fedfade.experiments.reproduce import (
+    PARTS,
+    SCALES,
+    accuracy,
+    claims,
+    parts,
+    regimes,
+    runs,
+    setting,
+)
 from fedfade.experiments.reproduce.bound import spearman
 from fedfade.experiments.reproduce.setting import Grid, changed, checked_setting, cycle_seeds
-from fedfade.experiments.reproduce.tables import matching, read_table
+from fedfade.experiments.reproduce.tables import Line, matching, read_table
 from fedfade.experiments.sweep import load_sweep
 from tests.conftest import TINY
 
@@ -392,7 +401,7 @@ def test_rule_above_the_schedule_and_close_to_perfect() -> None:
 def test_rule_sum_rate_declines() -> None:
     def lines(fall: float, other: float) -> list[dict[str, Any]]:
         return [
-            {"alpha": alpha, "policy": policy, "overall": [value, 0.005], "steps": []}
+            {"alpha": alpha, "policy": policy, "overall": [value, 0.005], "steps": [[value, 0.005]]}
             for alpha in (0.5, 5)
             for policy, value in (("max-sum-rate", fall), ("random", other), ("perfect", 0.2))
         ]
@@ -431,6 +440,30 @@ def test_rule_heuristics_improve() -> None:
         "holds only when",
         "for max-individual-rate; for max-sum-rate",
     )
+
+
+@pytest.mark.parametrize(("alpha", "measured"), [(0.5, True), (5.0, False)])
+def test_one_cell_says_nothing_of_other_cells(alpha: float, measured: bool) -> None:
+    """Claims over n_c and alpha need several, those at alpha 0.5 need that."""
+    policies = [*setting.HEURISTICS, setting.SCHEDULE, "qmix", "qmix-plus", "perfect"]
+    final: list[Line] = [
+        {"policy": policy, "seed": seed, "alpha": alpha, "clusters": 21.0}
+        | dict.fromkeys(("accuracy", "uploads", "fairness", "bias"), 0.5 + 0.01 * place)
+        for place, policy in enumerate(policies)
+        for seed in (1000, 1001)
+    ]
+    facts = {"accuracy": accuracy._facts(final)}
+    found = {claim.says: claim for claim in claims.judge(facts)}
+    for says in (
+        "max sum rate declines with n_c, the others stay",
+        "heuristics improve with alpha",
+    ):
+        assert found[says].verdict == "not measured"
+        assert "alone was run" in found[says].measured
+    assert found["QMIX above every heuristic in all nine cells"].verdict == "holds"
+    for says, claim in found.items():
+        if "alpha 0.5" in says:
+            assert (claim.verdict != "not measured") == measured
 
 
 def test_rules_of_the_ablation() -> None:
