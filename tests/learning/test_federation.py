@@ -15,6 +15,7 @@ from fedfade.bench.learning import random_images
 from fedfade.config import LearningConfig
 from fedfade.learning import Dataset, Federation, ServerState, Updates, build_model, gram, load_data
 from fedfade.learning.averaging import by_run
+from fedfade.learning.batched import batchable
 from fedfade.learning.fedavg import learning_curve, random_delivery, steps
 from fedfade.learning.fused import NormPool, fuse
 
@@ -374,3 +375,26 @@ def test_learning_learns(digits: Dataset) -> None:
     points = learning_curve(Federation(config, digits), [0, 1], rounds=8, evaluate_every=3)
     assert [point.rounds for point in points] == [3, 6, 8]
     assert min(points[-1].accuracy) > 0.75  # about 0.9 for either seed
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_pooling_inside_batch_norm_changes_nothing(training: bool) -> None:
+    model = build_model("cnn", (3, 16, 16), 10, seed=0)
+    draw = torch.Generator().manual_seed(1)
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d):  # falling lines too
+            nn.init.normal_(layer.weight, generator=draw)
+            nn.init.normal_(layer.bias, generator=draw)
+            nn.init.normal_(layer.running_mean, generator=draw)  # type: ignore[arg-type]
+    images = torch.randn(20, 3, 16, 16, generator=draw)
+    labels = torch.arange(20) % 10
+    found = []
+    for each in (model, batchable(model)):
+        each.train(training)
+        loss = F.cross_entropy(each(images), labels)
+        found.append(torch.autograd.grad(loss, list(each.parameters())))
+    assert len(found[0]) == len(found[1])
+    for name, plain, pooled in zip(dict(model.named_parameters()), *found, strict=True):
+        # A convolution's bias in front of batch norm has no gradient but rounding.
+        floor = 1e-6 if name.endswith("bias") else 0.0
+        assert (plain - pooled).abs().max() <= 1e-4 * plain.abs().max() + floor, name

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedfade.config import Precision, RadioConfig
 from fedfade.graphs import Work, record
+from fedfade.learning.batched import ALIGNED, groups_of_samples
 from fedfade.qmix.networks import MonotonicMixer
 from fedfade.qmix.trainer import Trainer
 from fedfade.radio.rays import subcluster_sizes
@@ -109,12 +110,17 @@ def local_layers(
     precision: Precision,
     device: torch.device,
 ) -> list[Layer]:
-    """A step of local training of the paper's CNN: convolutions as products of unfolded images."""
+    """A step of local training of the paper's CNN: convolutions as products of unfolded images.
+
+    Rows are filled up and long sums split as the engine does, which is faster than without.
+    """
     channels, rows, columns = image
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     layers = []
     for place, after in enumerate((32, 64, 128)):
-        shape, pixels = (clients, 9 * channels, after), images * rows * columns
+        groups = groups_of_samples(images, rows * columns, after, dtype)
+        shape = (clients * groups, -(-9 * channels // ALIGNED) * ALIGNED, after)
+        pixels = images * rows * columns // groups
         layers.append(make_layer(shape, pixels, device, dtype, learns=True, passes_on=place > 0))
         channels, rows, columns = after, rows // 2, columns // 2
     shape = (clients, channels * rows * columns, 10)

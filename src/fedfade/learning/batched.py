@@ -7,6 +7,7 @@ Nothing waits for the host.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,7 +28,7 @@ from fedfade.randomness import stream
 _MEMORY_SHARE = 0.4  # of the device's free memory that a step of local training may take
 _GROUPS = 10  # parts of a mini-batch whose sums are made side by side, at most
 _COPIES = 10  # times smaller than unfolded images the copies of a kernel are, at least
-_ALIGNED = 8
+ALIGNED = 8
 _EVALUATION_IMAGES = 20_000  # runs x images in a block of the test set
 
 
@@ -55,14 +56,10 @@ class MatmulConv2d(nn.Conv2d):
         ]  # [sample, row, column, channel] for every place of the kernel
         kernel = self.weight.permute(2, 3, 1, 0).flatten(0, 2)  # [place x channel, out]
         # Tensor cores want rows of a multiple of 8 numbers; three colours make 27.
-        if spare := -len(kernel) % _ALIGNED:
+        if spare := -len(kernel) % ALIGNED:
             patches.append(x.new_zeros(*patches[0].shape[:3], spare))
             kernel = F.pad(kernel, (0, 0, 0, spare))
-        # Samples in groups: the kernel's gradient is a sum over all pixels of all samples, and one
-        # long sum a client would keep a handful of a GPU's processors busy. Every group has a copy
-        # of the kernel, which must stay small beside the images. For bfloat16 libraries split sums.
-        most = len(input) * rows * columns // (_COPIES * kernel.shape[1])
-        groups = 1 if input.dtype == torch.bfloat16 else _groups(len(input), most)
+        groups = groups_of_samples(len(input), rows * columns, kernel.shape[1], input.dtype)
         grouped = torch.cat(patches, -1).view(groups, -1, len(kernel))
         out = torch.bmm(grouped, kernel.expand(groups, -1, -1))
         if self.bias is not None:
@@ -70,14 +67,22 @@ class MatmulConv2d(nn.Conv2d):
         return out.view(len(input), rows, columns, -1).permute(0, 3, 1, 2)
 
 
-def _groups(samples: int, most: int) -> int:
-    """The largest number of equal groups that is allowed.
+def groups_of_samples(samples: int, pixels: int, channels: int, dtype: torch.dtype) -> int:
+    """In how many groups a mini-batch is multiplied with copies of a kernel.
 
-    >>> _groups(50, 16), _groups(50, 4), _groups(50, 0), _groups(7, 16)
-    (10, 2, 1, 7)
+    The kernel's gradient is a sum over all pixels of all samples, and one long sum a client would
+    keep a handful of a GPU's processors busy; for bfloat16 libraries split it themselves. The
+    copies must stay small beside the images.
+
+    >>> [groups_of_samples(50, 32 * 32, 32, d) for d in (torch.float32, torch.bfloat16)]
+    [10, 1]
+    >>> groups_of_samples(50, 8 * 8, 128, torch.float32)
+    2
     """
-    allowed = range(1, min(_GROUPS, max(1, most)) + 1)
-    return max(count for count in allowed if samples % count == 0)
+    most = samples * pixels // (_COPIES * channels)
+    if dtype == torch.bfloat16 or most < 1:
+        return 1
+    return max(count for count in range(1, min(_GROUPS, most) + 1) if samples % count == 0)
 
 
 def _pair(padding: str | tuple[int, ...]) -> tuple[int, int]:
@@ -100,7 +105,10 @@ class PlainBatchNorm2d(nn.BatchNorm2d):
         shift = -mean * scale
         if self.affine:
             scale, shift = scale * self.weight, shift * self.weight + self.bias
-        return x * scale[:, None, None] + shift[:, None, None]
+        return self._line(x, scale[:, None, None], shift[:, None, None])
+
+    def _line(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        return x * scale + shift
 
     def _remember(self, mean: Tensor, variance: Tensor, count: int) -> None:
         if self.running_mean is None or self.running_var is None or self.momentum is None:
@@ -108,6 +116,20 @@ class PlainBatchNorm2d(nn.BatchNorm2d):
         unbiased = variance * (count / max(1, count - 1))
         for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
             running.add_((new - running) * self.momentum)  # vmap has no rule for lerp_
+
+
+class PooledBatchNorm2d(PlainBatchNorm2d):
+    """Batch norm and the max pooling behind it.
+
+    The greatest of some pixels is the same one before a rising line and after it. So all but the
+    statistics, and all their gradients, have only the pixels that pooling leaves to do.
+    """
+
+    pool: nn.MaxPool2d
+
+    def _line(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        rising = torch.where(scale < 0, -1.0, 1.0)
+        return super()._line(self.pool(x * rising), scale * rising, shift)
 
 
 def batchable(model: nn.Module) -> nn.Module:
@@ -123,7 +145,20 @@ def batchable(model: nn.Module) -> nn.Module:
             layer.__class__ = MatmulConv2d
         elif type(layer) is nn.BatchNorm2d and layer.momentum is not None:
             layer.__class__ = PlainBatchNorm2d
+    for layer in model.modules():
+        if type(layer) is nn.Sequential:
+            _pool_in_norms(layer)
     return model
+
+
+def _pool_in_norms(layers: nn.Sequential) -> None:
+    for place, (norm, pool) in enumerate(itertools.pairwise(layers)):
+        if type(norm) is not PlainBatchNorm2d or type(pool) is not nn.MaxPool2d:
+            continue
+        if not pool.return_indices:
+            norm.__class__ = PooledBatchNorm2d
+            norm.pool = pool
+            layers[place + 1] = nn.Identity()
 
 
 class ClientBatch:
