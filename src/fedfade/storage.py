@@ -46,6 +46,17 @@ def make_folder(path: Path) -> Path:
     return path
 
 
+def check_folder(path: Path) -> None:
+    """Say why a folder cannot be made or written to, without making it."""
+    place = path.absolute()
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        raise UserError(f"folder {str(path)!r} cannot be made: {str(place)!r} is a file.")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise UserError(f"folder {str(path)!r} cannot be written: permission denied.")
+
+
 @contextmanager
 def writing(path: Path | str) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success it takes its place in one step.
@@ -94,6 +105,14 @@ def _check_held(path: Path) -> None:
                 f"folder {str(folder)!r} was moved or removed while in use; what was saved before "
                 "is where the folder is now, and the same command continues there."
             )
+
+
+def take_back(*paths: Path) -> None:
+    """Remove files from a held folder, unless it was moved and this is another one."""
+    with suppress(UserError, OSError):
+        for path in paths:
+            _check_held(path)
+            path.unlink(missing_ok=True)
 
 
 def is_temporary(path: Path) -> bool:
@@ -233,8 +252,10 @@ class InUse(UserError):
 def folder_lock(folder: Path) -> Iterator[None]:
     """Hold a run folder; a second holder is refused. The kernel frees it if the process dies.
 
-    What a killed process left half written is removed.
+    What a killed process left half written is removed, and so is a new folder into which nothing
+    was written before the user's mistake was found.
     """
+    new = not folder.exists()
     make_folder(folder)
     try:
         handle = open(folder / ".lock", "a+")  # noqa: SIM115 - held until the block ends
@@ -257,5 +278,11 @@ def folder_lock(folder: Path) -> Iterator[None]:
                 with suppress(OSError):
                     rest.unlink()
             yield
+        except UserError:
+            with suppress(OSError):  # gone already, or somebody has just put something there
+                if new and os.listdir(folder) == [".lock"]:
+                    take_back(folder / ".lock")
+                    folder.rmdir()
+            raise
         finally:
             del _held[place]

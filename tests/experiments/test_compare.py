@@ -167,6 +167,34 @@ def test_bad_input_is_one_sentence(words, sentence: str, fedfade, tmp_path: Path
     assert answer.code == 2
     assert sentence in answer.err.replace("\n", " ")
     assert "Traceback" not in answer.err
+    assert not (tmp_path / "run").exists()  # the corrected command may have the folder
+
+
+def test_a_mistake_takes_nothing_from_a_folder_that_was_there(fedfade, tmp_path: Path) -> None:
+    words = ["compare", "paper", *SETTINGS, "--out", tmp_path]
+    assert fedfade(*words, "--policies", "magic").code == 2
+    assert [p.name for p in tmp_path.iterdir()] == [".lock"]
+    assert fedfade(*words, "--policies", "random").code == 0
+    (tmp_path / "metrics.csv").write_text("damaged")
+    before = {p.name for p in tmp_path.iterdir()}
+    assert fedfade(*words, "--policies", "random").code == 2
+    assert {p.name for p in tmp_path.iterdir()} == before
+
+
+def test_comparisons_and_trainings_keep_apart(fedfade, tmp_path: Path) -> None:
+    words = [*SETTINGS, "--set", "qmix.hidden=[4]", "--out", tmp_path]
+    assert fedfade("compare", "paper", *words, "--policies", "random").code == 0
+    before = (tmp_path / "config.yaml").read_bytes()
+    answer = fedfade("train", "paper", *words, "--episodes", 20)
+    assert answer.code == 2
+    assert "holds a run of fedfade compare" in answer.err
+    assert (tmp_path / "config.yaml").read_bytes() == before
+    words[-1] = tmp_path / "agents"
+    assert fedfade("train", "paper", *words, "--episodes", 20).code == 0
+    same = ["--set", "qmix.episodes=20", "--set", "allocation.policies=[random]"]
+    answer = fedfade("compare", "paper", *words, *same)
+    assert answer.code == 2
+    assert "holds other things" in answer.err
 
 
 def test_a_foreign_folder_is_left_alone(fedfade, tmp_path: Path) -> None:
@@ -237,6 +265,8 @@ def test_replay_shows_the_round_that_was_run(fedfade, tmp_path: Path) -> None:
         (["--policy", "random"], "--policy = 'random'"),
         (["--policy", "max-sum-rate", "--round", 3], "between 0 and 2"),
         (["--policy", "max-sum-rate", "--seed", 9], "--seed = 9"),
+        (["--policy", "max-sum-rate", "--out", tmp_path / "x.xyz"], ".png, .pdf or .svg"),
+        (["--policy", "max-sum-rate", "--out", picture / "x.png"], "is a file"),
     ):
         answer = fedfade("replay", out, *words)
         assert answer.code == 2

@@ -17,7 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedfade.errors import UserError
-from fedfade.storage import folder_lock, read_json, read_npz, write_json, write_npz, writing
+from fedfade.storage import (
+    check_folder,
+    folder_lock,
+    read_json,
+    read_npz,
+    write_json,
+    write_npz,
+    writing,
+)
 
 
 def test_an_error_leaves_the_old_file_and_no_rubbish(tmp_path: Path) -> None:
@@ -109,6 +117,32 @@ def test_json_without_nan(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("[" * 100_000)
     with pytest.raises(UserError, match="not valid JSON"):
         read_json(tmp_path / "a.json")
+
+
+def test_a_place_is_checked_without_making_it(tmp_path: Path) -> None:
+    check_folder(tmp_path / "new" / "er")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="file' is a file"):
+        check_folder(tmp_path / "file" / "sub")
+
+
+def test_a_mistake_leaves_no_new_folder(tmp_path: Path) -> None:
+    """But what was written, and a folder that was there, stay."""
+
+    def fail_in(folder: Path, write: bool) -> None:
+        with suppress(UserError), folder_lock(folder):
+            if write:
+                write_json(folder / "a.json", {})
+            raise UserError("a mistake.")
+
+    fail_in(tmp_path / "new", write=False)
+    assert not (tmp_path / "new").exists()
+    fail_in(tmp_path / "new", write=True)
+    assert (tmp_path / "new" / "a.json").exists()
+    (tmp_path / "old").mkdir()
+    fail_in(tmp_path / "old", write=False)
+    assert (tmp_path / "old").exists()
 
 
 def test_a_second_process_is_refused(tmp_path: Path) -> None:

@@ -132,7 +132,11 @@ def broken_factory(shape: object, classes: int) -> None:
         (["partition", "--data", "digits", "--clients", "2000"], "clients"),
         (["partition", "--data", "digits", "--alpha", "0"], "learning.alpha"),
         (["partition", "--data", "digits", "--figure", "x.txt"], "--figure"),
+        (["partition", "--data", "digits", "--figure", "{tmp}/fine.npz/x.png"], "is a file"),
         (["bound", "quickstart", "--figure", "x.gif"], "--figure"),
+        (["bound", "quickstart", "--table", "x.png"], "ending in .csv"),
+        (["bound", "quickstart", "--checkpoint", "{tmp}"], "qmix where --checkpoint is given"),
+        (["learn", "quickstart", "--out", "{tmp}/fine.npz"], "is a file"),
         (["data", "mnist"], "cifar10 or digits"),
     ],
 )  # fmt: skip

@@ -13,7 +13,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedfade.commands.options import PresetArgument, SetOption, stopping_cleanly, time_left
+from fedfade.commands.options import (
+    PICTURES,
+    PresetArgument,
+    SetOption,
+    check_output,
+    stopping_cleanly,
+    time_left,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,17 +54,22 @@ def bound(
     from fedfade.commands.options import with_data_dir
     from fedfade.config import load_config
     from fedfade.device import pick_device
-    from fedfade.errors import UserError
+    from fedfade.errors import UserError, not_allowed
     from fedfade.experiments.bound import policy_delivery
+    from fedfade.experiments.comparison import QMIX
     from fedfade.learning import Federation, load_data
     from fedfade.learning.estimation import bound_along_run
-    from fedfade.learning.figures import bound_terms, check_figure_path, save
+    from fedfade.learning.figures import bound_terms, save
     from fedfade.storage import write_text
 
     if figure is not None:
-        check_figure_path(figure)
+        check_output("--figure", figure, *PICTURES)
+    if table is not None:
+        check_output("--table", table, ".csv")
     if policy is not None and delivered is not None:
         raise UserError("--policy and --delivered exclude each other: choose one.")
+    if checkpoint is not None and policy != QMIX:
+        raise not_allowed("--policy", policy, "qmix where --checkpoint is given")
     changes = with_data_dir(overrides, data_dir)
     if checkpoint is not None:
         changes.append(f"allocation.checkpoint={json_format.dumps(str(checkpoint))}")

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedfade.commands.options import SetOption
+from fedfade.commands.options import PICTURES, SetOption, check_output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +49,7 @@ def sample(
     ):
         if value is not None:
             changes.append(f"radio.{field}={value}")
-    _check_output(out, ".npz")
+    check_output("--out", out, ".npz")
     config = load_config("paper", changes)
     arrays = draw(config.radio, config.cell, drops, seed)
     write_npz(out, arrays)
@@ -75,7 +75,7 @@ def show(
         raise not_allowed("FILES", len(files), "one file, or two to compare")
     if subband_gain not in ("centre", "average"):
         raise not_allowed("--subband-gain", subband_gain, "one of 'centre' or 'average'")
-    _check_output(out, ".png", ".pdf", ".svg")
+    check_output("--out", out, *PICTURES)
     recordings = [read_recording(file, subband_gain == "average") for file in files]
     _print_table(recordings)
     figure = channel_figure(recordings, drop)
@@ -97,7 +97,7 @@ def import_(
     from fedfade.storage import write_npz
 
     out = out or file.with_suffix(".traces.npz")
-    _check_output(out, ".npz")
+    check_output("--out", out, ".npz")
     changes = list(overrides or ())
     if subband_gain is not None:
         changes.append(f"radio.subband_gain={subband_gain}")
@@ -105,16 +105,6 @@ def import_(
     write_npz(out, arrays)
     drops, slots, bands = arrays["small_scale_gain"].shape
     typer.echo(f"{drops} drops of {slots} slots x {bands}: {out}")
-
-
-def _check_output(out: Path, *suffixes: str) -> None:
-    """Refuse a wrong ending, or a place that cannot be written, before the work."""
-    from fedfade.errors import not_allowed
-    from fedfade.storage import make_folder
-
-    if out.suffix not in suffixes:
-        raise not_allowed("--out", str(out), f"a file ending in {' or '.join(suffixes)}")
-    make_folder(out.parent)
 
 
 def _print_table(recordings: Sequence[Recording]) -> None:

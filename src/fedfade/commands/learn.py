@@ -41,7 +41,10 @@ def learn(
     from fedfade.device import pick_device
     from fedfade.learning import Federation, load_data
     from fedfade.learning.fedavg import learning_curve
+    from fedfade.storage import check_folder
 
+    if out is not None:
+        check_folder(out)
     changes = with_data_dir(overrides, data_dir)
     given: dict[str, int | str | None] = {
         "rounds": rounds,

@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
@@ -35,6 +36,23 @@ def with_data_dir(overrides: list[str] | None, data_dir: str | None) -> list[str
     if data_dir is not None:
         changes.append(f"learning.data_dir={json.dumps(data_dir)}")
     return changes
+
+
+PICTURES = (".png", ".pdf", ".svg")
+
+
+def check_output(option: str, path: Path, *suffixes: str) -> None:
+    """Refuse a wrong ending, or a place that cannot be written, before hours of work."""
+    from fedfade.errors import not_allowed
+    from fedfade.storage import check_folder
+
+    if path.suffix.lower() not in suffixes:
+        *most, last = suffixes
+        endings = f"{', '.join(most)} or {last}" if most else last
+        raise not_allowed(option, str(path), f"a file ending in {endings}")
+    if path.is_dir():
+        raise not_allowed(option, str(path), "a file, and this is a folder")
+    check_folder(path.parent)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedfade.commands.options import SetOption
+from fedfade.commands.options import PICTURES, SetOption, check_output
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,10 +34,10 @@ def partition(
     from fedfade.commands.options import with_data_dir
     from fedfade.config import load_config
     from fedfade.learning import class_counts, deal, load_data
-    from fedfade.learning.figures import check_figure_path, class_distribution, save
+    from fedfade.learning.figures import class_distribution, save
 
     if figure is not None:
-        check_figure_path(figure)
+        check_output("--figure", figure, *PICTURES)
     changes = with_data_dir(overrides, data_dir)
     if data is not None:
         changes.append(f"learning.data={json_format.dumps(data)}")

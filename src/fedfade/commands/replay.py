@@ -13,11 +13,13 @@ def replay(
     policy: Annotated[str, typer.Option(help="policy to show")],
     seed: Annotated[int, typer.Option(help="seed of the run")] = 0,
     round_number: Annotated[int, typer.Option("--round", help="round, counted from 0")] = 0,
-    out: Annotated[Path, typer.Option(help="picture to write")] = Path("round.png"),
+    out: Annotated[Path, typer.Option(help="picture, .png .pdf or .svg")] = Path("round.png"),
 ) -> None:
     """Draw who was on which sub-band at which power, and whose bits ran out in time."""
+    from fedfade.commands.options import PICTURES, check_output
     from fedfade.experiments.figures import save
     from fedfade.experiments.replay import replay_figure
 
+    check_output("--out", out, *PICTURES)
     save(replay_figure(folder, policy, seed, round_number), out)
     typer.echo(f"picture: {out}")

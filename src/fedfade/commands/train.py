@@ -41,6 +41,7 @@ def train(
     import torch
 
     from fedfade.config import load_config
+    from fedfade.errors import UserError
     from fedfade.qmix import train as run
     from fedfade.qmix.run import seed_folder
 
@@ -55,6 +56,10 @@ def train(
         if value is not None:
             changes.append(f"{field}={value}")
     config = load_config(preset, changes)
+    if (out / "run.json").exists():
+        raise UserError(
+            f"--out {str(out)!r} holds a run of fedfade compare: choose another folder."
+        )
     if threads is not None:
         torch.set_num_threads(threads)
     advice = f"the same command continues in {out}"

@@ -30,6 +30,7 @@ from fedfade.storage import (
     folder_lock,
     is_temporary,
     read_json,
+    take_back,
     write_json,
     write_text,
     writing,
@@ -85,6 +86,7 @@ class RunFolder:
         self.metrics = path / "metrics.csv"
         self.checkpoint = path / "checkpoint.safetensors"
         self._record = path / "run.json"
+        self._asked = path / "config.yaml"
         self._device = device
 
     @contextmanager
@@ -94,23 +96,31 @@ class RunFolder:
             raise UserError(f"--out {str(self.path)!r} is a file: it must be a folder.")
         with folder_lock(self.path):
             self._check_config()
-            if not self._record.exists():
-                write_text(self.path / "config.yaml", render_config(self.config))
+            new = not self._record.exists()
+            if new:
+                write_text(self._asked, render_config(self.config))
                 write_json(self._record, provenance(self.config, self._device))
-            yield
+            try:
+                yield
+            except UserError:
+                if new and not self.metrics.exists() and not self.checkpoint.exists():
+                    # Refused before it began: the corrected command may have the folder.
+                    take_back(self._record, self._asked)
+                raise
 
     def _check_config(self) -> None:
-        stored = self.path / "config.yaml"
-        if not stored.exists():
-            others = [p.name for p in self.path.iterdir() if p.name != ".lock"]
-            others = [name for name in others if not is_temporary(Path(name))]
+        if not self._record.exists():  # a run killed at its birth leaves the configuration alone
+            own = {".lock", self._asked.name}
+            others = [p.name for p in self.path.iterdir() if p.name not in own]
+            others = sorted(name for name in others if not is_temporary(Path(name)))
             if others:
                 raise UserError(
                     f"--out {str(self.path)!r} holds other things ({others[0]!r}): choose an "
                     "empty or new folder."
                 )
+        if not self._asked.exists():
             return
-        differing = differences(load_config(stored), self.config, ignore=FREE_FIELDS)
+        differing = differences(load_config(self._asked), self.config, ignore=FREE_FIELDS)
         if differing:
             raise UserError(
                 f"--out {str(self.path)!r} holds a run of another configuration, differing in "

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedfade.errors import not_allowed
 from fedfade.storage import writing
 
 if TYPE_CHECKING:
@@ -18,18 +17,9 @@ if TYPE_CHECKING:
     from fedfade.learning.estimation import BoundRow
     from fedfade.learning.fedavg import Point
 
-_FORMATS = (".png", ".pdf", ".svg")
-
-
-def check_figure_path(path: Path) -> None:
-    """Refuse a picture format we cannot write before hours of work go into it."""
-    if path.suffix.lower() not in _FORMATS:
-        raise not_allowed("--figure", str(path), f"a file ending in {', '.join(_FORMATS)}")
-
 
 def save(figure: Figure, path: Path) -> None:
     """Write a figure whole or not at all."""
-    check_figure_path(path)
     with writing(path) as temporary:
         figure.savefig(temporary, dpi=150)
 
