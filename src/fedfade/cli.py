@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
-import typer
+import click
+import typer.core
+import typer.main
 from rich.console import Console
 from rich.table import Table
 
@@ -26,6 +28,23 @@ from fedfade.commands.train import train
 from fedfade.commands.verify import verify
 from fedfade.config import load_config, preset_names, preset_summary, render_config
 from fedfade.errors import UserError, out_of_memory
+
+
+class _Argument(typer.core.TyperArgument):
+    """Keeps its help, which click 8.5 takes from Typer's own."""
+
+    def __init__(self, *, help: str | None = None, **others: Any) -> None:
+        super().__init__(**others)
+        self._purpose = help or ""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        """Its name, what it is for, whether it is required."""
+        name, rest = super().get_help_record(ctx) or ("", "")
+        return name, f"{self._purpose}  {rest}".strip()
+
+
+typer.main.TyperArgument = _Argument  # type: ignore[attr-defined]
+typer.core.HAS_RICH = False  # help is plain text, in which Typer would escape brackets for Rich
 
 app = typer.Typer(
     name="fedfade",

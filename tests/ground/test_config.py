@@ -98,6 +98,20 @@ def test_noise_power_is_the_textbook_value() -> None:
     assert load_config("paper").radio.noise_dbm == pytest.approx(-102.01, abs=0.005)
 
 
+@pytest.mark.parametrize("command", ["compare", "reproduce", "channel show"])
+def test_help_says_what_arguments_are_for(command: str, fedfade) -> None:
+    """Plain text, whatever the versions of Typer and click do to it."""
+    answer = fedfade(*command.split(), "--help")
+    assert answer.code == 0
+    wanted = {
+        "compare": "PRESET  preset name or path of a .yaml file  [required]",
+        "reproduce": "[PART]  what to make; all in order if not given  [default: all]",
+        "channel show": "FILES...  one .npz of gains, or two to compare  [required]",
+    }
+    assert answer.out.count(wanted[command]) == 1
+    assert "\\[" not in answer.out
+
+
 def test_config_command(fedfade) -> None:
     answer = fedfade("config", "ring", "--set", "radio.clusters=28")
     assert answer.code == 0
