@@ -101,10 +101,10 @@ def _pick(arrays: Mapping[str, np.ndarray], wanted: str, path: Path) -> np.ndarr
     for name in _NAMES[wanted]:
         if name in arrays and arrays[name].dtype.kind in "fiuc":
             return arrays[name]
-    found = ", ".join(sorted(arrays)) or "nothing of the kind"
+    found = f", only {', '.join(sorted(arrays))[:200]}" if arrays else ""
     raise UserError(
         f"{str(path)!r} is no impulse response: it has no {wanted!r} (also read: "
-        f"{', '.join(_NAMES[wanted][1:])}) but {found[:200]}."
+        f"{', '.join(_NAMES[wanted][1:])}){found}."
     )
 
 
