@@ -39,7 +39,7 @@ def spare_bytes(device: torch.device, share: float, on_cpu: int) -> int:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Play slots on one thread: their tensors are so small that sharing them costs 10x."""
+    """For tensors so small that sharing them costs 10x, and sums that must not depend on it."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

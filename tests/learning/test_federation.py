@@ -295,7 +295,8 @@ def test_gram_sums_to_the_second_term() -> None:
     torch.testing.assert_close(deviation, d.square().sum(2))
 
 
-def test_one_run_after_the_other_gives_the_bits_of_all_at_once() -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_one_run_after_the_other_gives_the_bits_of_all_at_once(threads: int) -> None:
     """What `by_run` spares is memory traffic: sums over parameters keep their order."""
     generator = torch.Generator().manual_seed(0)
     sent = torch.randn(3, 10, 94410, generator=generator)
@@ -312,9 +313,18 @@ def test_one_run_after_the_other_gives_the_bits_of_all_at_once() -> None:
     def squares(sent: Tensor) -> Tensor:
         return sent.square().sum(-1)
 
-    assert torch.equal(by_run(products, previous, sent), products(previous, sent))
-    assert torch.equal(by_run(mean, share, sent), mean(share, sent))
-    assert torch.equal(by_run(squares, sent), squares(sent))
+    torch.set_num_threads(threads)
+    try:
+        products_by_run = by_run(products, previous, sent)
+        mean_by_run = by_run(mean, share, sent)
+        squares_by_run = by_run(squares, sent)
+        length_by_run = by_run(squares, mean_by_run)  # one sum a run, which threads would share
+    finally:
+        torch.set_num_threads(1)
+    assert torch.equal(products_by_run, products(previous, sent))
+    assert torch.equal(mean_by_run, mean(share, sent))
+    assert torch.equal(squares_by_run, squares(sent))
+    assert torch.equal(length_by_run, squares(mean_by_run))
     assert by_run(squares, sent[:0]).shape == (0, 10)
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedfade.device import one_thread
+
 MAX_NORM = 1e15
 """An update of greater norm counts as not finite."""
 
@@ -37,7 +39,8 @@ def by_run(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """A function of tensors [run, ...] that knows nothing of other runs: the same numbers, sooner.
 
     On the CPU one run after the other: getting memory from the system for copies of everybody's
-    updates would take longer than the arithmetic. On a GPU all at once.
+    updates would take longer than the arithmetic. And on one thread, because several would share
+    a sum and change its last bits. On a GPU all at once.
 
     >>> by_run(lambda x, y: x @ y, torch.ones(3, 2, 5), torch.ones(3, 5, 4)).shape
     torch.Size([3, 2, 4])
@@ -45,7 +48,8 @@ def by_run(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     if tensors[0].device.type != "cpu":
         return function(*tensors)
     runs = zip(*(torch.split(tensor, 1) for tensor in tensors), strict=True)
-    return torch.cat([function(*run) for run in runs])
+    with one_thread():
+        return torch.cat([function(*run) for run in runs])
 
 
 def is_finite(parameters: Tensor, buffers: Tensor) -> Tensor:
