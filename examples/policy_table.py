@@ -20,7 +20,7 @@ from fedfade.allocation import load_policy, play_round
 from fedfade.config import Config, load_config
 from fedfade.experiments.uploads import Uplink
 from fedfade.qmix import load_policy_checkpoint, load_shipped_policy
-from fedfade.uplink import Round
+from fedfade.uplink import Round, gradient_source
 
 BASELINES = (
     "block-fading-schedule",
@@ -34,7 +34,11 @@ BASELINES = (
 def uploads(config: Config, names: list[str], folders: list[str]) -> list[float]:
     """Mean uploads a round: one number a baseline, and one for the agents of all folders."""
     uplink = Uplink(config, float(config.learning.payload_bits), torch.device("cpu"))
-    rounds = [uplink.round(number) for number in range(config.run.rounds)]
+    gradients = gradient_source(config, "cpu")  # some agents look at them
+    rounds = [
+        uplink.round(number, gradients.inner(uplink.seeds, number))
+        for number in range(config.run.rounds)
+    ]
     batch = Round(*(torch.cat(part) for part in zip(*rounds, strict=True)))
     keys = torch.arange(len(batch.alpha))
     agents = [
@@ -76,6 +80,7 @@ def main() -> None:
                 f"run.seeds={given.seeds}",
                 f"run.rounds={given.rounds}",
                 "run.device=cpu",
+                "qmix.gradients=synthetic",
             ],
         )
         row = uploads(config, given.policies, given.folders)
