@@ -269,6 +269,7 @@ def test_show_refuses_what_it_cannot_draw(
         (recorded, recorded, recorded, "--out", picture),
         (recorded, "--out", tmp_path / "fig.doc"),
         (tmp_path / "none.npz", "--out", picture),
+        (recorded, "--out", picture, "--drop", 10_000),  # it has not so many
     ):
         assert fedfade("channel", "show", *words).code == 2
     assert not picture.exists()

@@ -77,6 +77,9 @@ def show(
         raise not_allowed("--subband-gain", subband_gain, "one of 'centre' or 'average'")
     check_output("--out", out, *PICTURES)
     recordings = [read_recording(file, subband_gain == "average") for file in files]
+    fewest = min(len(recording.gain) for recording in recordings)
+    if drop >= fewest:
+        raise not_allowed("--drop", drop, f"between 0 and {fewest - 1}")
     _print_table(recordings)
     figure = channel_figure(recordings, drop)
     with writing(out) as temporary:

@@ -44,7 +44,7 @@ def channel_figure(recordings: Sequence[Recording], drop: int = 0) -> Figure:
 def _gain_over_time(axes: Any, recording: Recording, drop: int) -> None:
     """The gain of each sub-band in one drop."""
     slot_ms = 1e3 * _slot_s(recording)
-    gain = recording.gain[min(drop, len(recording.gain) - 1)][:_SHOWN_SLOTS]
+    gain = recording.gain[drop][:_SHOWN_SLOTS]
     for band in range(gain.shape[1]):
         axes.plot(
             np.arange(len(gain)) * slot_ms,
