@@ -129,6 +129,7 @@ def broken_factory(shape: object, classes: int) -> None:
         (["learn", "quickstart", "--delivered", "11"], "--delivered = 11"),
         (["learn", "quickstart", "--precision", "half"], "run.precision = 'half'"),
         (["learn", "paper", "--data-dir", "{tmp}/none"], "fedfade data cifar10"),
+        (["learn", "paper", "--data-dir", "{tmp}/it's 😀: 5"], "it's 😀: 5"),
         (["partition", "--data", "digits", "--clients", "2000"], "clients"),
         (["partition", "--data", "digits", "--alpha", "0"], "learning.alpha"),
         (["partition", "--data", "digits", "--figure", "x.txt"], "--figure"),

@@ -20,6 +20,7 @@ from fedfade.commands.options import (
     check_output,
     stopping_cleanly,
     time_left,
+    with_fields,
 )
 
 if TYPE_CHECKING:
@@ -51,7 +52,6 @@ def bound(
     overrides: SetOption = None,
 ) -> None:
     """Estimate L and the variances along a run; print the bound's terms and the real decrease."""
-    from fedfade.commands.options import with_data_dir
     from fedfade.config import load_config
     from fedfade.device import pick_device
     from fedfade.errors import UserError, not_allowed
@@ -70,12 +70,13 @@ def bound(
         raise UserError("--policy and --delivered exclude each other: choose one.")
     if checkpoint is not None and policy != QMIX:
         raise not_allowed("--policy", policy, "qmix where --checkpoint is given")
-    changes = with_data_dir(overrides, data_dir)
-    if checkpoint is not None:
-        changes.append(f"allocation.checkpoint={json_format.dumps(str(checkpoint))}")
-    given = {"rounds": rounds, "device": device}
-    changes += [f"run.{name}={value}" for name, value in given.items() if value is not None]
-    config = load_config(preset, changes)
+    fields = {
+        "learning.data_dir": data_dir,
+        "allocation.checkpoint": checkpoint,
+        "run.rounds": rounds,
+        "run.device": device,
+    }
+    config = load_config(preset, with_fields(overrides, fields))
     federation = Federation(
         config.learning, load_data(config.learning), device=pick_device(config.run.device)
     )

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedfade.commands.options import PICTURES, SetOption, check_output
+from fedfade.commands.options import PICTURES, SetOption, check_output, with_fields
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,18 +39,15 @@ def sample(
     from fedfade.radio.recording import sample as draw
     from fedfade.storage import write_npz
 
-    changes = ["cell.placement=redraw", *(overrides or ())]
-    if carrier_ghz is not None:
-        changes.append(f"radio.carrier_hz={carrier_ghz * 1e9!r}")
-    for field, value in (
-        ("clusters", clusters),
-        ("speed_mps", speed),
-        ("subband_gain", subband_gain),
-    ):
-        if value is not None:
-            changes.append(f"radio.{field}={value}")
     check_output("--out", out, ".npz")
-    config = load_config("paper", changes)
+    fields = {
+        "radio.carrier_hz": None if carrier_ghz is None else carrier_ghz * 1e9,
+        "radio.clusters": clusters,
+        "radio.speed_mps": speed,
+        "radio.subband_gain": subband_gain,
+    }
+    asked = with_fields(overrides, fields)
+    config = load_config("paper", ["cell.placement=redraw", *asked])
     arrays = draw(config.radio, config.cell, drops, seed)
     write_npz(out, arrays)
     typer.echo(f"{drops} drops of {config.radio.slots} slots x {config.radio.subbands}: {out}")
@@ -101,9 +98,7 @@ def import_(
 
     out = out or file.with_suffix(".traces.npz")
     check_output("--out", out, ".npz")
-    changes = list(overrides or ())
-    if subband_gain is not None:
-        changes.append(f"radio.subband_gain={subband_gain}")
+    changes = with_fields(overrides, {"radio.subband_gain": subband_gain})
     arrays = convert(file, load_config("paper", changes).radio)
     write_npz(out, arrays)
     drops, slots, bands = arrays["small_scale_gain"].shape

@@ -9,7 +9,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedfade.commands.options import PresetArgument, SetOption, stopping_cleanly, time_left
+from fedfade.commands.options import (
+    PresetArgument,
+    SetOption,
+    stopping_cleanly,
+    time_left,
+    with_fields,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,17 +49,18 @@ def compare(
     from fedfade.experiments.metrics import check_complete
     from fedfade.experiments.report import left_out_lines
 
-    changes = list(overrides or ())
-    if policies is not None:
-        names = [name.strip() for name in policies.split(",") if name.strip()]
-        changes.append(f"allocation.policies=[{', '.join(map(repr, names))}]")
-    if checkpoint is not None:
-        changes.append(f"allocation.checkpoint={str(checkpoint)!r}")
-    given = {"seeds": seeds, "rounds": rounds, "device": device, "precision": precision}
-    changes += [f"run.{field}={value}" for field, value in given.items() if value is not None]
+    fields = {
+        "allocation.policies": None if policies is None else _listed(policies),
+        "allocation.checkpoint": checkpoint,
+        "run.seeds": seeds,
+        "run.rounds": rounds,
+        "run.device": device,
+        "run.precision": precision,
+    }
+    changes = with_fields(overrides, fields)
     config = load_config(preset, changes)
     if not any(change.startswith("allocation.policies") for change in changes):
-        config = load_config(preset, [*changes, _with_shipped(config)])
+        config = load_config(preset, with_fields(changes, _with_shipped(config)))
     chosen = pick_device(config.run.device)
     folder = RunFolder(out or Path("runs") / f"compare-{Path(preset).stem}", config, chosen)
     console = Console(stderr=True)
@@ -77,13 +84,17 @@ def compare(
     typer.echo(f"report: {report}")
 
 
-def _with_shipped(config: Config) -> str:
+def _listed(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def _with_shipped(config: Config) -> dict[str, list[str]]:
     """Whoever names no policies sees the agents that come with the package as well."""
     from fedfade.qmix import shipped_policies_for
 
     names = list(config.allocation.policies)
     names += [name for name in shipped_policies_for(config) if name not in names]
-    return f"allocation.policies=[{', '.join(map(repr, names))}]"
+    return {"allocation.policies": names}
 
 
 def _print_summary(rows: Sequence[Row], clients: int, scopes: Mapping[str, str]) -> None:

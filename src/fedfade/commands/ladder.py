@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedfade.commands.options import SetOption, stopping_cleanly, time_left, with_data_dir
+from fedfade.commands.options import SetOption, stopping_cleanly, time_left, with_fields
 
 if TYPE_CHECKING:
     from fedfade.experiments.ladder import Ladder
@@ -47,9 +47,7 @@ def ladder(
     from fedfade.experiments.run_folder import provenance
     from fedfade.storage import folder_lock, write_json
 
-    changes = with_data_dir(overrides, data_dir)
-    if device is not None:
-        changes.append(f"run.device={device}")
+    changes = with_fields(overrides, {"learning.data_dir": data_dir, "run.device": device})
     asked = steps.make_ladder(preset, scale, seeds, rounds, checkpoint or (), changes)
     folder = out or Path("runs") / f"ladder-{Path(preset).stem}"
     with stopping_cleanly(f"the same command continues in {folder}"), folder_lock(folder):

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from fedfade.commands.options import PresetArgument, SetOption, stopping_cleanly, time_left
+from fedfade.commands.options import (
+    PresetArgument,
+    SetOption,
+    stopping_cleanly,
+    time_left,
+    with_fields,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +42,6 @@ def learn(
     overrides: SetOption = None,
 ) -> None:
     """Train with perfect uploads (or a random few) and report the test accuracy."""
-    from fedfade.commands.options import with_data_dir
     from fedfade.config import load_config
     from fedfade.device import pick_device
     from fedfade.learning import Federation, load_data
@@ -45,16 +50,15 @@ def learn(
 
     if out is not None:
         check_folder(out)
-    changes = with_data_dir(overrides, data_dir)
-    given: dict[str, int | str | None] = {
-        "rounds": rounds,
-        "seeds": seeds,
-        "evaluate_every": evaluate_every,
-        "device": device,
-        "precision": precision,
+    fields = {
+        "learning.data_dir": data_dir,
+        "run.rounds": rounds,
+        "run.seeds": seeds,
+        "run.evaluate_every": evaluate_every,
+        "run.device": device,
+        "run.precision": precision,
     }
-    changes += [f"run.{name}={value}" for name, value in given.items() if value is not None]
-    config = load_config(preset, changes)
+    config = load_config(preset, with_fields(overrides, fields))
     run = config.run
     all_seeds = [run.seed + i for i in range(run.seeds)]
     federation = Federation(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -30,12 +30,17 @@ SetOption = Annotated[
 ]
 
 
-def with_data_dir(overrides: list[str] | None, data_dir: str | None) -> list[str]:
-    """Overrides plus what --data-dir means; quoted, because a path may look like anything."""
-    changes = list(overrides or ())
-    if data_dir is not None:
-        changes.append(f"learning.data_dir={json.dumps(data_dir)}")
-    return changes
+def with_fields(overrides: list[str] | None, fields: Mapping[str, object]) -> list[str]:
+    """Overrides plus the fields that options gave; quoted, for a path may look like anything.
+
+    >>> with_fields(["run.seed=1"], {"run.rounds": 5, "run.seeds": None, "learning.data": "5"})
+    ['run.seed=1', 'run.rounds=5', 'learning.data="5"']
+    """
+    given = {name: value for name, value in fields.items() if value is not None}
+    return [
+        *(overrides or ()),
+        *(f"{n}={json.dumps(v, ensure_ascii=False, default=str)}" for n, v in given.items()),
+    ]
 
 
 PICTURES = (".png", ".pdf", ".svg")

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedfade.commands.options import PICTURES, SetOption, check_output
+from fedfade.commands.options import PICTURES, SetOption, check_output, with_fields
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,18 +31,14 @@ def partition(
     overrides: SetOption = None,
 ) -> None:
     """Count every client's samples per class, and draw the paper's picture of it."""
-    from fedfade.commands.options import with_data_dir
     from fedfade.config import load_config
     from fedfade.learning import class_counts, deal, load_data
     from fedfade.learning.figures import class_distribution, save
 
     if figure is not None:
         check_output("--figure", figure, *PICTURES)
-    changes = with_data_dir(overrides, data_dir)
-    if data is not None:
-        changes.append(f"learning.data={json_format.dumps(data)}")
-    if clients is not None:
-        changes.append(f"learning.clients={clients}")
+    given = {"data_dir": data_dir, "data": data, "clients": clients}
+    changes = with_fields(overrides, {f"learning.{name}": v for name, v in given.items()})
     base = load_config(preset, [*changes, f"run.seed={seed}"]).learning
     alphas = list(dict.fromkeys(alpha or [base.alpha]))
     configs = [load_config(preset, [*changes, f"learning.alpha={a}"]).learning for a in alphas]

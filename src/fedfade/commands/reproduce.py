@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedfade.commands.options import SetOption, stopping_cleanly, with_data_dir
+from fedfade.commands.options import SetOption, stopping_cleanly, with_fields
 
 
 def reproduce(
@@ -42,16 +42,15 @@ def reproduce(
     from fedfade.experiments.reproduce import reproduce as run
 
     parts = all_parts(part)
-    changes = with_data_dir(overrides, data_dir)
-    for field, value in (
-        ("run.seeds", seeds),
-        ("run.rounds", rounds),
-        ("qmix.episodes", episodes),
-        ("run.device", device),
-        ("run.precision", precision),
-    ):
-        if value is not None:
-            changes.append(f"{field}={value}")
+    fields = {
+        "learning.data_dir": data_dir,
+        "run.seeds": seeds,
+        "run.rounds": rounds,
+        "qmix.episodes": episodes,
+        "run.device": device,
+        "run.precision": precision,
+    }
+    changes = with_fields(overrides, fields)
     begin = time.monotonic()
 
     def say(text: str) -> None:

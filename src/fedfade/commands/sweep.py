@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedfade.commands.options import stopping_cleanly, time_left, with_data_dir
+from fedfade.commands.options import stopping_cleanly, time_left, with_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -39,7 +39,7 @@ def sweep(
 
     if ray is not None and workers is not None:
         raise UserError("--workers and --ray exclude each other: choose one.")
-    asked = load_sweep(file, with_data_dir(None, data_dir))
+    asked = load_sweep(file, with_fields(None, {"learning.data_dir": data_dir}))
     folder = out or Path("runs") / f"sweep-{file.stem}"
     compute = _ray_compute(asked, ray) if ray is not None else _local_compute(asked, workers)
     total = len(asked.points)

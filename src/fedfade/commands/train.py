@@ -13,7 +13,7 @@ from fedfade.commands.options import (
     SetOption,
     stopping_cleanly,
     time_left,
-    with_data_dir,
+    with_fields,
 )
 
 if TYPE_CHECKING:
@@ -45,17 +45,15 @@ def train(
     from fedfade.qmix import train as run
     from fedfade.qmix.run import seed_folder
 
-    changes = with_data_dir(overrides, data_dir)
-    for field, value in (
-        ("qmix.episodes", episodes),
-        ("run.seed", seed),
-        ("qmix.gradients", gradients),
-        ("run.device", device),
-        ("run.precision", precision),
-    ):
-        if value is not None:
-            changes.append(f"{field}={value}")
-    config = load_config(preset, changes)
+    fields = {
+        "learning.data_dir": data_dir,
+        "qmix.episodes": episodes,
+        "run.seed": seed,
+        "qmix.gradients": gradients,
+        "run.device": device,
+        "run.precision": precision,
+    }
+    config = load_config(preset, with_fields(overrides, fields))
     if (out / "run.json").exists():
         raise UserError(
             f"--out {str(out)!r} holds a run of fedfade compare: choose another folder."
