@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Any, NoReturn
 
-import click
 import typer.core
 import typer.main
 from rich.console import Console
@@ -37,7 +36,7 @@ class _Argument(typer.core.TyperArgument):
         super().__init__(**others)
         self._purpose = help or ""
 
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+    def get_help_record(self, ctx: Any) -> tuple[str, str]:
         """Its name, what it is for, whether it is required."""
         name, rest = super().get_help_record(ctx) or ("", "")
         return name, f"{self._purpose}  {rest}".strip()

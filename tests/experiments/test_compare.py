@@ -18,6 +18,7 @@ import torch
 from fedfade.config import load_config
 from fedfade.experiments import Comparison, RunFolder, read_rows, series
 from fedfade.experiments.comparison import gradient_bias
+from fedfade.experiments.run_folder import commit_of
 from fedfade.learning import Updates
 from tests.conftest import TINY
 
@@ -301,3 +302,22 @@ def test_gradient_bias_is_the_distance_of_two_means() -> None:
     expected = (g[0].mean(0) - g[0][[0, 1, 4]].mean(0)).square().sum()
     assert torch.allclose(bias[0], expected, rtol=1e-5)
     assert torch.allclose(bias[1], g[1].mean(0).square().sum(), rtol=1e-5)
+
+
+def test_the_commit_is_that_of_the_source_tree_alone(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        name = ["-c", "user.name=a", "-c", "user.email=a@b.example"]
+        command = ["git", *name, *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    git("init", "-q")
+    ours, installed = tmp_path / "ours.py", tmp_path / "installed.py"
+    ours.touch()
+    installed.touch()
+    assert commit_of(ours) is None
+    git("add", "ours.py")
+    git("commit", "-q", "-m", "one")
+    assert commit_of(ours) == git("rev-parse", "HEAD")
+    assert commit_of(installed) is None
+    assert commit_of(tmp_path / "nowhere" / "file.py") is None

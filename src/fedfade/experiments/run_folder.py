@@ -44,7 +44,7 @@ def provenance(config: Config, device: torch.device) -> dict[str, Any]:
     """Who made this run: version, commit, environment, command."""
     return {
         "fedfade": __version__,
-        "commit": _commit(),
+        "commit": commit_of(Path(__file__)),
         "command": shlex.join(["fedfade", *sys.argv[1:]]),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -61,20 +61,25 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _commit() -> str | None:
-    """The commit of the source tree, None when installed without one."""
-    try:
+def commit_of(file: Path) -> str | None:
+    """The commit of the source tree a file belongs to, None when installed without one."""
+
+    def git(*words: str) -> str:
         answer = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            cwd=Path(__file__).parent,
+            ["git", *words],
+            cwd=file.parent,
             capture_output=True,
             text=True,
             timeout=10,
             check=True,
         )
+        return answer.stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", file.name)  # a .venv may lie in somebody's repository
+        return git("rev-parse", "HEAD")
     except (OSError, subprocess.SubprocessError):
         return None
-    return answer.stdout.strip()
 
 
 class RunFolder:
