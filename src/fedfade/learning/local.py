@@ -199,12 +199,15 @@ class ClientLoop:
         correct = labels.new_zeros(runs, len(firsts))
         loss = state.parameters.new_zeros(runs, len(firsts))
 
-        def block(seat: _Seat, run: int, index: int) -> None:
-            part = slice(firsts[index], firsts[index] + size)
-            seat.load(state.parameters[run], state.buffers[run])
-            correct[run, index], loss[run, index] = seat.evaluate(images[part], labels[part])
+        parts = len(self._seats)  # of each run's blocks; a model is loaded once for a part
 
-        self._spread(block, [(run, i) for run in range(runs) for i in range(len(firsts))])
+        def blocks(seat: _Seat, run: int, part: int) -> None:
+            seat.load(state.parameters[run], state.buffers[run])
+            for index in range(part, len(firsts), parts):
+                block = slice(firsts[index], firsts[index] + size)
+                correct[run, index], loss[run, index] = seat.evaluate(images[block], labels[block])
+
+        self._spread(blocks, [(run, part) for run in range(runs) for part in range(parts)])
         return correct.sum(1), loss.sum(1)
 
     def _spread(
