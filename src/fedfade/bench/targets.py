@@ -45,7 +45,7 @@ from fedfade.device import matrix_products
 from fedfade.errors import not_allowed
 from fedfade.experiments.comparison import Comparison, SideBySide
 from fedfade.experiments.course import Reached
-from fedfade.learning import Dataset, Federation, gram, load_data, train_together
+from fedfade.learning import Dataset, Federation, gram, load_data
 from fedfade.learning.data import find_cifar10
 from fedfade.qmix.run import save
 from fedfade.qmix.trainer import Trainer
@@ -501,10 +501,8 @@ def grid(stage: Stage) -> Iterable[Figure]:
             at = {place: one.after for place, one in played.items()}
         return at
 
-    federations, runs = [one.federation for one in comparisons], [one.runs for one in comparisons]
-    states, seeds = [at.state for at in start.values()], [each.seed_of_run for each in runs]
-    train_together(federations, states, seeds, 0)  # compiles
     together = SideBySide(comparisons)
+    together.train(start)  # compiles
     reached: list[dict[int, Reached]] = []
     first_s = seconds(lambda: reached.append(play(together, start, 1)), stage.device)
     count = stage.sizes.grid_rounds

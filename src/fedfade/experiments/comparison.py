@@ -386,18 +386,23 @@ class SideBySide:
         tell("done")
         return [course.rows for course in courses]
 
+    def train(self, at: Mapping[int, Reached]) -> tuple[_Models, ServerState, Updates]:
+        """Local training in the next round: the models, where they are, what their clients send."""
+        models = _Models([self.comparisons[m] for m in at], self.comparisons[0].device)
+        before = models.of(join([reached.state for reached in at.values()]))
+        with matrix_products(self.comparisons[0].config.run.precision):
+            return models, before, models.train(before, next(iter(at.values())).rounds)
+
     def play(self, at: Mapping[int, Reached], tell: Callable[[str], None]) -> dict[int, Played]:
         """The next round of some comparisons, which have all played as many."""
         these = {member: self.comparisons[member] for member in at}
         number = next(iter(at.values())).rounds
         sizes = [len(one.runs.seed_of_run) for one in these.values()]
         runs = dict(zip(these, _one_after_another(sizes), strict=True))
-        models = _Models(list(these.values()), self.comparisons[0].device)
-        before = models.of(join([reached.state for reached in at.values()]))
         lead = self.comparisons[0].federation
+        tell("local training")
+        models, before, updates = self.train(at)
         with matrix_products(self.comparisons[0].config.run.precision):
-            tell("local training")
-            updates = models.train(before, number)
             inner, _ = gram(updates, before.previous)
             tell("uploads")
             every = models.for_all(inner)
