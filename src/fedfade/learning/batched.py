@@ -226,9 +226,11 @@ class ClientBatch:
         for first in range(0, len(start), size):
             part = slice(first, first + size)
             blocks.append(self._train_block(start[part], buffers[part], samples[part], work))
-        after, running, loss = (torch.cat(part) for part in zip(*blocks, strict=True))
+        update, running, loss = (
+            torch.cat(part) if len(part) > 1 else part[0] for part in zip(*blocks, strict=True)
+        )
         return Trained(
-            parameters=(start - after).view(runs, clients, -1),
+            parameters=update.view(runs, clients, -1),
             buffers=running.view(runs, clients, state.buffers.shape[1]),
             loss=loss.view(runs, clients),
         )
@@ -319,12 +321,13 @@ class _Desk:
     def train(
         self, start: Tensor, buffers: Tensor, samples: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Parameters, running statistics and mean loss after all steps."""
-        self._start.copy_(start)
+        """Updates, running statistics and mean loss after all steps."""
+        if self._proximal:
+            self._start.copy_(start)
         self._flat.copy_(start)
         self._buffers.copy_(buffers)
         self._loss.zero_()
         for step in range(samples.shape[1]):
             self._batch.copy_(samples[:, step])
             self._step()
-        return self._flat.clone(), self._buffers.clone(), self._loss / samples.shape[1]
+        return start - self._flat, self._buffers.clone(), self._loss / samples.shape[1]
