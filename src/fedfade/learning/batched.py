@@ -21,7 +21,7 @@ from fedfade.config import Precision
 from fedfade.graphs import Work, fuse, record
 from fedfade.learning.averaging import ServerState
 from fedfade.learning.data import Dataset
-from fedfade.learning.local import LocalWork, Trained, arithmetic
+from fedfade.learning.local import LocalWork, Seat, Trained, arithmetic
 from fedfade.learning.model import buffer_layout, has_dropout, parameter_layout
 from fedfade.randomness import stream
 
@@ -29,7 +29,7 @@ _MEMORY_SHARE = 0.4  # of the device's free memory that a step of local training
 _GROUPS = 10  # parts of a mini-batch whose sums are made side by side, at most
 _COPIES = 10  # times smaller than unfolded images the copies of a kernel are, at least
 ALIGNED = 8
-_EVALUATION_IMAGES = 20_000  # runs x images in a block of the test set
+_EVALUATION_IMAGES = 5_000  # in a block of the test set
 
 
 class MatmulConv2d(nn.Conv2d):
@@ -177,7 +177,7 @@ class ClientBatch:
         # A pooled pixel is read by nine patches: worked out once and kept, not nine times.
         keep = {"realize_reads_threshold": 3}
         self._gradient = fuse(self._plain_gradient, self.device, options=keep)
-        self._predict = vmap(self._logits, in_dims=(0, 0, None), randomness="error")
+        self._seat = Seat(model, dataset, precision)
         self._desks: dict[tuple[int, int, float, float], _Desk] = {}
         self._at_once: int | None = None
 
@@ -193,11 +193,6 @@ class ClientBatch:
         loss = F.cross_entropy(logits.float(), labels)
         after = [value.flatten() for value in running.values()]
         return loss, (loss, torch.cat(after) if after else buffers)
-
-    def _logits(self, flat: Tensor, buffers: Tensor, images: Tensor) -> Tensor:
-        named = {**self.parameter_layout.views(flat), **self.buffer_layout.views(buffers)}
-        logits: Tensor = functional_call(self.model, named, (images,))
-        return logits
 
     def gradient(
         self,
@@ -261,24 +256,15 @@ class ClientBatch:
         blocks = -(-wanted // self._at_once)
         return -(-wanted // blocks)  # blocks of equal size are recorded once
 
-    @torch.no_grad()
     def evaluate(self, state: ServerState, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Number of correct images and summed loss of each run."""
-        self.model.eval()
-        runs = len(state.parameters)
-        correct = torch.zeros(runs, dtype=torch.int64, device=self.device)
-        total = torch.zeros(runs, device=self.device)
-        size = max(50, _EVALUATION_IMAGES // runs)
-        blocks = zip(torch.split(images, size), torch.split(labels, size), strict=True)
-        for part, truth in blocks:
-            pixels = self.dataset.normalised(part).contiguous()
-            with arithmetic(self.device, self.precision):
-                logits = self._predict(state.parameters, state.buffers, pixels)
-            logits = logits.float()  # [run, sample, class]
-            correct += (logits.argmax(2) == truth).sum(1)
-            truths = truth.expand(runs, -1)
-            total += F.cross_entropy(logits.mT, truths, reduction="none").sum(1)
-        return correct, total
+        """Number of correct images and summed loss of each run.
+
+        One after the other: a test set keeps a GPU busy, and for one model convolutions are fast.
+        """
+        models = zip(state.parameters, state.buffers, strict=True)
+        found = [self._seat.test(*model, images, labels, _EVALUATION_IMAGES) for model in models]
+        correct, loss = zip(*found, strict=True)
+        return torch.stack(correct), torch.stack(loss)
 
     @contextmanager
     def _generator(self, work: LocalWork) -> Iterator[None]:

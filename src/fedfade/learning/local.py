@@ -98,8 +98,8 @@ def arithmetic(device: torch.device, precision: Precision) -> Iterator[None]:
 # --- client after client ---------------------------------------------------------------------
 
 
-class _Seat:
-    """One thread's copy of the model, into which clients are loaded one after the other."""
+class Seat:
+    """A copy of the model, into which clients are loaded one after the other."""
 
     def __init__(self, model: nn.Module, dataset: Dataset, precision: Precision) -> None:
         self.model = fuse(model).to(dataset.mean.device)
@@ -150,6 +150,15 @@ class _Seat:
             logits = self.model(self.dataset.normalised(images)).float()
         return (logits.argmax(1) == labels).sum(), F.cross_entropy(logits, labels, reduction="sum")
 
+    def test(
+        self, parameters: Tensor, buffers: Tensor, images: Tensor, labels: Tensor, size: int
+    ) -> tuple[Tensor, Tensor]:
+        """The same of all blocks of `size` images."""
+        self.load(parameters, buffers)
+        blocks = zip(torch.split(images, size), torch.split(labels, size), strict=True)
+        correct, loss = zip(*(self.evaluate(*block) for block in blocks), strict=True)
+        return torch.stack(correct).sum(), torch.stack(loss).sum()
+
 
 def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
     if targets:
@@ -170,7 +179,7 @@ class ClientLoop:
         self._dropout = has_dropout(model)
         if self._dropout:
             count = 1  # the layers share the process's generator
-        self._seats = [_Seat(model, dataset, precision) for _ in range(count)]
+        self._seats = [Seat(model, dataset, precision) for _ in range(count)]
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="client")
 
     def train(self, state: ServerState, work: LocalWork) -> Trained:
@@ -180,7 +189,7 @@ class ClientLoop:
         buffers = state.buffers.new_empty(runs, clients, state.buffers.shape[1])
         loss = state.parameters.new_empty(runs, clients)
 
-        def client(seat: _Seat, run: int, n: int) -> None:
+        def client(seat: Seat, run: int, n: int) -> None:
             seat.load(state.parameters[run], state.buffers[run])
             start = list(seat.parameter_layout.views(state.parameters[run]).values())
             with self._generator(work, run, n):
@@ -201,7 +210,7 @@ class ClientLoop:
 
         parts = len(self._seats)  # of each run's blocks; a model is loaded once for a part
 
-        def blocks(seat: _Seat, run: int, part: int) -> None:
+        def blocks(seat: Seat, run: int, part: int) -> None:
             seat.load(state.parameters[run], state.buffers[run])
             for index in range(part, len(firsts), parts):
                 block = slice(firsts[index], firsts[index] + size)
@@ -211,12 +220,12 @@ class ClientLoop:
         return correct.sum(1), loss.sum(1)
 
     def _spread(
-        self, task: Callable[[_Seat, int, int], None], pairs: Sequence[tuple[int, int]]
+        self, task: Callable[[Seat, int, int], None], pairs: Sequence[tuple[int, int]]
     ) -> None:
         """Run `task` once for every pair, each on some seat."""
         left = deque(pairs)
 
-        def work(seat: _Seat) -> None:
+        def work(seat: Seat) -> None:
             torch.set_num_threads(1)  # for this thread; the caller's own number is put back below
             while True:
                 try:
