@@ -29,6 +29,7 @@ _MEMORY_SHARE = 0.4  # of the device's free memory that a step of local training
 _GROUPS = 10  # parts of a mini-batch whose sums are made side by side, at most
 _COPIES = 10  # times smaller than unfolded images the copies of a kernel are, at least
 ALIGNED = 8
+_STEPS = 8  # of local training in one recording, at most
 _EVALUATION_IMAGES = 5_000  # in a block of the test set
 
 
@@ -178,7 +179,7 @@ class ClientBatch:
         keep = {"realize_reads_threshold": 3}
         self._gradient = fuse(self._plain_gradient, self.device, options=keep)
         self._seat = Seat(model, dataset, precision)
-        self._desks: dict[tuple[int, int, float, float], _Desk] = {}
+        self._desks: dict[tuple[int, int, int, float, float], _Desk] = {}
         self._at_once: int | None = None
 
     def _loss(
@@ -233,10 +234,12 @@ class ClientBatch:
     def _train_block(
         self, start: Tensor, buffers: Tensor, samples: Tensor, work: LocalWork
     ) -> tuple[Tensor, Tensor, Tensor]:
-        key = (len(start), samples.shape[2], work.rate, work.proximal)
+        count, size = samples.shape[1:]
+        together = max(some for some in range(1, _STEPS + 1) if count % some == 0)
+        key = (len(start), together, size, work.rate, work.proximal)
         if key not in self._desks:
-            self._desks.clear()  # a recorded step holds memory; one shape at a time is in use
-            self._desks[key] = _Desk(self, start, buffers, samples[:, 0], work)
+            self._desks.clear()  # a recording holds memory; one shape at a time is in use
+            self._desks[key] = _Desk(self, start, buffers, samples[:, :together], work)
         self.model.train()
         with self._generator(work):
             return self._desks[key].train(start, buffers, samples)
@@ -278,26 +281,30 @@ class ClientBatch:
 
 
 class _Desk:
-    """Buffers of one batch of clients, and a step of SGD on them, recorded."""
+    """Buffers of one batch of clients, and some steps of SGD on them, recorded."""
 
     def __init__(
-        self, engine: ClientBatch, start: Tensor, buffers: Tensor, batch: Tensor, work: LocalWork
+        self, engine: ClientBatch, start: Tensor, buffers: Tensor, samples: Tensor, work: LocalWork
     ) -> None:
         self._engine = engine
         self._rate, self._proximal = work.rate, work.proximal
         self._start, self._flat, self._buffers = start.clone(), start.clone(), buffers.clone()
-        self._batch = batch.clone()
+        self._samples = samples.clone()  # [client, step, sample]
         self._loss = torch.zeros(len(start), device=start.device)
         engine.model.train()
         changed = [self._flat, self._buffers, self._loss]
         # A user's dropout draws new numbers in every step, which a recording would repeat.
-        self._step: Work = (
-            self._one_step if engine._dropout else record(self._one_step, changed, start.device)
+        self._steps: Work = (
+            self._some_steps if engine._dropout else record(self._some_steps, changed, start.device)
         )
 
-    def _one_step(self) -> None:
+    def _some_steps(self) -> None:
+        for batch in self._samples.unbind(1):
+            self._step(batch)
+
+    def _step(self, batch: Tensor) -> None:
         """Eq. (4) for every client."""
-        gradient, loss, buffers = self._engine.gradient(self._flat, self._buffers, self._batch)
+        gradient, loss, buffers = self._engine.gradient(self._flat, self._buffers, batch)
         if self._proximal:  # FedProx: the gradient of proximal / 2 |w - w_t|^2
             gradient = gradient + self._proximal * (self._flat - self._start)
         self._flat.sub_(gradient, alpha=self._rate)
@@ -313,7 +320,7 @@ class _Desk:
         self._flat.copy_(start)
         self._buffers.copy_(buffers)
         self._loss.zero_()
-        for step in range(samples.shape[1]):
-            self._batch.copy_(samples[:, step])
-            self._step()
+        for some in torch.split(samples, self._samples.shape[1], dim=1):
+            self._samples.copy_(some)
+            self._steps()
         return start - self._flat, self._buffers.clone(), self._loss / samples.shape[1]
