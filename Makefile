@@ -46,4 +46,4 @@ soak: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv runs/demo

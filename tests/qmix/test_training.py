@@ -201,6 +201,8 @@ def test_several_seeds_in_one_program_are_each_what_they_are_alone(
         for name, tensor in one.items():
             torch.testing.assert_close(tensor, other[name], rtol=1e-4, atol=1e-5, equal_nan=True)
         assert load_checkpoint(tmp_path / "many" / f"seed-{seed}").config == alone
+    with pytest.raises(UserError, match=r"choose .*seed-3 or .*seed-4 or .*seed-5"):
+        load_checkpoint(tmp_path / "many")
 
 
 @pytest.mark.parametrize(

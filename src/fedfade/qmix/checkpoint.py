@@ -124,7 +124,9 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     """Read `checkpoint.json`; every fault is one sentence."""
     path = folder / INDEX
     if not path.is_file():
-        raise UserError(f"{str(folder)!r} holds no {INDEX}: it is no folder `fedfade train` wrote.")
+        seeds = sorted(str(found.parent) for found in folder.glob(f"seed-*/{INDEX}"))
+        why = f"choose {' or '.join(seeds)}" if seeds else "it is no folder `fedfade train` wrote"
+        raise UserError(f"{str(folder)!r} holds no {INDEX}: {why}.")
     index = read_json(path, max_bytes=2**20)
     if not isinstance(index, dict) or index.get("format") != FORMAT:
         raise UserError(f"{str(path)!r} is no {FORMAT}.")
