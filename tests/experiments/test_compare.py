@@ -152,6 +152,7 @@ def test_a_folder_of_another_config_is_refused(fedfade, tmp_path: Path) -> None:
 
 BAD = [
     (["--policies", "magic"], "policy = 'magic' is not allowed"),
+    (["--policies", "qmix-plus-plus"], "qmix, qmix-plus, or module:factory"),
     (["--policies", "genie"], "it needs a policy"),
     (["--policies", ""], "allocation.policies"),
     (["--set", "learning.clients=0"], "learning.clients = 0"),

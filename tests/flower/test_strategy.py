@@ -19,8 +19,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, Result
 
 from fedfade.experiments import Comparison, RunFolder, read_rows
-from fedfade.flower import FederatedTask, UplinkMod, WirelessStrategy
+from fedfade.flower import FederatedTask, UplinkMod, WirelessStrategy, choose_policy
+from fedfade.flower.policies import OneAgent, policy_of_client
 from fedfade.flower.records import REPORT, payload_bits
+from fedfade.qmix import QmixPolicy
 from tests.flower.in_process import InProcessGrid
 
 CLIENTS, ROUNDS = 4, 3
@@ -155,6 +157,15 @@ def test_trained_agents_decide_as_on_the_server(
     for one, other in zip(*histories, strict=True):
         assert one == other._replace(exchanges=0)
         assert other.exchanges >= 2
+
+
+def test_agents_that_come_with_the_package_go_by_name() -> None:
+    """A client carries its own network of them, as of any trained agents."""
+    paper = load_config("paper")
+    assert isinstance(choose_policy("qmix-plus", paper), QmixPolicy)
+    assert isinstance(policy_of_client("qmix-plus", paper, client=3), OneAgent)
+    with pytest.raises(UserError, match="radio.subbands is 4 there and 2 here"):
+        choose_policy("qmix-plus", load_config("paper", ["radio.subbands=2"]))
 
 
 def test_metrics_and_clock(config: Config, task: FederatedTask) -> None:

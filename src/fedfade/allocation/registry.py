@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from typing import Any, get_args
 
@@ -49,11 +49,11 @@ def policy_names() -> list[str]:
     return [*BUILT_IN, PERFECT, GENIE, *(p.name for p in entry_points(group="fedfade.policies"))]
 
 
-def load_policy(name: str) -> Policy:
+def load_policy(name: str, others: Sequence[str] = ()) -> Policy:
     """A policy by built-in name, entry point of group `fedfade.policies`, or `module:factory`.
 
     A dotted path is code of yours that will run. `NAME@K` is a central policy that knows the
-    fading of K slots ago.
+    fading of K slots ago. `others` are names the caller knows, for the sentence about a wrong one.
 
     >>> load_policy("random").scope
     'local'
@@ -62,14 +62,15 @@ def load_policy(name: str) -> Policy:
     """
     base, at, age = name.rpartition("@")
     if at:
-        return _with_old_csi(load_policy(base), name, age)
+        return _with_old_csi(load_policy(base, others), name, age)
     if name in BUILT_IN:
         return BUILT_IN[name]()
     for entry in entry_points(group="fedfade.policies"):
         if entry.name == name:
             return _checked(name, entry.load())
     if ":" not in name:
-        raise not_allowed("policy", name, f"one of {', '.join(policy_names())}, or module:factory")
+        known = ", ".join([*policy_names(), *others])
+        raise not_allowed("policy", name, f"one of {known}, or module:factory")
     return _checked(name, load_dotted("policy", name))
 
 

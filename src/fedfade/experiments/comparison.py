@@ -103,7 +103,7 @@ def compared_policy(config: Config, name: str) -> Policy:
     elif name == QMIX:
         raise UserError("policy 'qmix' needs --checkpoint with a folder of fedfade train.")
     else:
-        policy = load_policy(name)
+        policy = load_policy(name, shipped_policies())
     policy.name = name
     return policy
 

@@ -17,21 +17,23 @@ if TYPE_CHECKING:
 
 
 def choose_policy(name: str, config: Config) -> Policy | None:
-    """A policy by name, by `module:factory`, or trained agents by their folder; None is `perfect`.
+    """A policy by name, by `module:factory`, or trained agents by folder; None is `perfect`.
 
     >>> from fedfade.config import load_config
-    >>> choose_policy("max-sum-rate", load_config("paper")).scope
-    'central'
+    >>> [choose_policy(name, load_config("paper")).scope for name in ("max-sum-rate", "qmix-plus")]
+    ['central', 'local']
     """
+    from fedfade.qmix import load_policy_checkpoint, load_shipped_policy, shipped_policies
+
     if name == PERFECT:
         return None
     if name == GENIE:
         raise not_allowed("policy", name, "a policy that sends; the genie is only a bound")
+    if name in shipped_policies():
+        return load_shipped_policy(name, config)
     if Path(name).is_dir():
-        from fedfade.qmix import load_policy_checkpoint
-
         return load_policy_checkpoint(name, config)
-    return load_policy(name)
+    return load_policy(name, shipped_policies())
 
 
 class OneAgent:
@@ -68,10 +70,7 @@ class OneAgent:
 
 def policy_of_client(name: str, config: Config, client: int) -> Policy | None:
     """Like `choose_policy`, with no more of a training than this client's own network."""
-    policy = choose_policy(name, config)
-    if Path(name).is_dir():
-        from fedfade.qmix import QmixPolicy
+    from fedfade.qmix import QmixPolicy
 
-        assert isinstance(policy, QmixPolicy)
-        return OneAgent(policy, client)
-    return policy
+    policy = choose_policy(name, config)
+    return OneAgent(policy, client) if isinstance(policy, QmixPolicy) else policy
