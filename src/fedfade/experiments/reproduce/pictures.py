@@ -147,6 +147,8 @@ def ablation(training: Sequence[Line], curves: Sequence[Line]) -> Figure:
 
 def second_term(final: Sequence[Line], biases: Sequence[Line]) -> Figure:
     """|mean of all updates - mean of those delivered|^2 by round, and against final accuracy."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
     figure = blank(11, 4.6)
     left, right = figure.subplots(1, 2)
     order = [policy for policy in distinct(final, "policy") if policy != PERFECT]
@@ -159,6 +161,9 @@ def second_term(final: Sequence[Line], biases: Sequence[Line]) -> Figure:
         tidy(axes)
     left.set_yscale("log")
     right.set_xscale("log")
+    right.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    right.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    right.xaxis.set_minor_formatter(NullFormatter())
     left.set(xlabel="federated round", ylabel=r"$|\bar g - g|^2$")
     left.set_title("Second term of the bound (without $C_2$) by round", loc="left", fontsize=10)
     right.set(xlabel=r"$|\bar g - g|^2$, mean over rounds", ylabel="final test accuracy in %")
