@@ -121,7 +121,10 @@ def channel(
     repeats: Annotated[int, typer.Option(min=1, help="timed batches")] = 15,
     clusters: Annotated[int, typer.Option(min=2, max=200, help="clusters")] = 21,
 ) -> None:
-    """CPU time of a client-round of fading on one thread; beside Sionna where it is installed."""
+    """Fading, one thread, beside Sionna.
+
+    CPU time of a client-round; Sionna where it is installed.
+    """
     from fedfade.bench.channel import measure
 
     report(measure(repeats=repeats, clusters=clusters), json)
@@ -129,7 +132,10 @@ def channel(
 
 @app.command()
 def schedule(json: JsonOption = False) -> None:
-    """Exact max sum rate: milliseconds a slot on one thread, and the ratio to enumeration."""
+    """Exact max sum rate, one thread.
+
+    Milliseconds a slot, and the ratio to enumeration.
+    """
     from fedfade.bench.schedule import measure
 
     report(measure(), json)
@@ -137,7 +143,10 @@ def schedule(json: JsonOption = False) -> None:
 
 @app.command()
 def round(json: JsonOption = False) -> None:
-    """One round of 10 clients x 250 slots for 20 episodes under each policy: slots a second."""
+    """Slots a second under each policy.
+
+    One round of 10 clients x 250 slots for 20 episodes.
+    """
     from fedfade.bench.uploads import measure
 
     report(measure(), json)
@@ -151,7 +160,10 @@ def learning(
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of both")] = None,
     flower: Annotated[bool, typer.Option(help="also Flower's simulation, if installed")] = True,
 ) -> None:
-    """Seconds per federated round beside a textbook PyTorch loop, and Flower if installed."""
+    """A federated round beside a plain loop.
+
+    Seconds, beside a textbook PyTorch loop, and Flower if installed.
+    """
     from fedfade.bench.learning import measure
 
     report(measure(repeats, _device(device).type, flower, threads), json)
@@ -163,7 +175,10 @@ def train(
     repeats: Annotated[int, typer.Option(min=1, help="timed updates")] = 40,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 2,
 ) -> None:
-    """QMIX at the paper's sizes: updates a second, share of the bare matrix products, hours."""
+    """QMIX at the paper's sizes on the CPU.
+
+    Updates a second, share of the bare matrix products, hours for the paper's training.
+    """
     from fedfade.bench.train import measure
 
     report(measure(repeats=repeats, threads=threads), json)
@@ -171,7 +186,10 @@ def train(
 
 @app.command()
 def scale(json: JsonOption = False) -> None:
-    """CPU time of fading, slots and Gram matrix from 10 to 10,000 clients, on one thread."""
+    """From 10 to 10,000 clients, one thread.
+
+    CPU time of fading, slots and Gram matrix.
+    """
     from fedfade.bench.scale import measure
 
     report(measure(), json)
@@ -182,7 +200,10 @@ def flower(
     json: JsonOption = False,
     rounds: Annotated[int, typer.Option(min=2, help="timed rounds of each")] = 5,
 ) -> None:
-    """Seconds per round of Flower's simulation: bare FedAvg, and behind the uplink."""
+    """Flower's simulation, bare and behind us.
+
+    Seconds per round of bare FedAvg, and with the uplink in between.
+    """
     from fedfade.bench.flower import measure
 
     report(measure(rounds), json)
@@ -194,7 +215,10 @@ def soak(
     rounds: Annotated[int, typer.Option(min=50, help="federated rounds")] = 2000,
     batches: Annotated[int, typer.Option(min=50, help="batches of training episodes")] = 2000,
 ) -> None:
-    """Memory along a long comparison and a long training of small size: it must stay flat."""
+    """Memory along long runs: must stay flat.
+
+    A long comparison and a long training of small size.
+    """
     from fedfade.bench.soak import measure
 
     report(measure(rounds, batches), json)
@@ -207,7 +231,10 @@ def growth(
     precision: PrecisionOption = "tf32",
     out: Annotated[Path | None, typer.Option(help="folder for growth.csv and growth.png")] = None,
 ) -> None:
-    """Cost against clients, sub-bands, slots and trainings at once: curves, CSV, picture."""
+    """How cost grows with every size.
+
+    Against clients, sub-bands, slots and trainings at once: curves, CSV, picture.
+    """
     from fedfade.bench.growth import measure
 
     found = measure(_device(device), _precision(precision), out)
@@ -234,7 +261,10 @@ def precision(
     rounds: Annotated[int | None, typer.Option(min=1, help="federated rounds")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="repetitions")] = 5,
 ) -> None:
-    """What fp32, tf32 and bf16 do to the accuracy of the model and to the values of agents."""
+    """What fp32, tf32 and bf16 do to results.
+
+    To the accuracy of the model and to the values of agents.
+    """
     from fedfade.bench.precision import measure
 
     found = measure(_device(device), rounds, seeds)
@@ -266,7 +296,10 @@ def profile(
     device: DeviceOption = "auto",
     precision: PrecisionOption = "tf32",
 ) -> None:
-    """Kernels of a slot step, an update and a federated round, and where their time goes."""
+    """Where the time goes, kernel by kernel.
+
+    A slot step, an update and a federated round.
+    """
     from fedfade.bench.profile import measure
 
     found = measure(_device(device), _precision(precision))
