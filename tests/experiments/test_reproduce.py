@@ -202,9 +202,10 @@ def test_other_options_in_the_same_folder_are_refused(fedfade, whole: Path, tmp_
     out = tmp_path / "other"
     shutil.copytree(whole, out)
     words = ["reproduce", "accuracy", "--scale", "small", "--out", out, *SETTINGS]
-    answer = fedfade(*words, "--set", "learning.local_rate=0.5")
-    assert answer.code == 2
-    assert "learning.local_rate" in answer.err
+    for field in ("learning.local_rate", "qmix.gamma"):  # of the runs, of the training before them
+        answer = fedfade(*words, "--set", f"{field}=0.5")
+        assert answer.code == 2
+        assert field in answer.err
 
 
 # --- seeds --------------------------------------------------------------------------------------

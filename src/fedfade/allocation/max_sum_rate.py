@@ -156,8 +156,8 @@ def _max_plus(one: Tensor, other: Tensor, clients: int) -> Tensor:
     low = _looped(clients, one.device)
     pairs = _disjoint_pairs(clients - low, one.device)
     shape = (1 << (clients - low), 1 << low, batch)
-    left = _pick(one.view(shape).transpose(0, 1), pairs.first)  # [lower, pair, batch]
-    right = _pick(other.view(shape).transpose(0, 1), pairs.second)
+    left = one.view(shape).transpose(0, 1).index_select(1, pairs.first)  # [lower, pair, batch]
+    right = other.view(shape).transpose(0, 1).index_select(1, pairs.second)
     best, sum_ = torch.empty_like(left), torch.empty_like(left[0])
     for whole in range(1 << low):
         torch.add(left[0], right[whole], out=best[whole])
@@ -170,16 +170,7 @@ def _max_plus(one: Tensor, other: Tensor, clients: int) -> Tensor:
         group.view(1 << low, -1, 1 << members, batch).amax(2)
         for members, group in enumerate(torch.split(best, pairs.sizes, dim=1))
     ]
-    return _pick(torch.cat(unions, dim=1), pairs.order).transpose(0, 1).reshape(-1, batch)
-
-
-def _pick(table: Tensor, places: Tensor) -> Tensor:
-    """Some places along the second axis.
-
-    `index_select` is the faster on a CPU; on a GPU it works with too few threads for a table of
-    this size to hide how long memory takes.
-    """
-    return table[:, places] if table.is_cuda else table.index_select(1, places)
+    return torch.cat(unions, dim=1).index_select(1, pairs.order).transpose(0, 1).reshape(-1, batch)
 
 
 def _best_within(score: Tensor, allowed: Tensor) -> Tensor:

@@ -57,14 +57,16 @@ def trained(setting: Setting, hide: Sequence[Hide] = ()) -> Path:
     """Train the agents of all seeds in one program, unless they are there; returns their folder."""
     from fedfade.experiments.points import TrainPoint
     from fedfade.qmix import train
+    from fedfade.qmix.checkpoint import check_same_training, load_checkpoint
     from fedfade.qmix.run import seed_folder
 
-    folder, kind = training_folder(setting, hide), TrainPoint()
-    waiting = [
-        seed
-        for seed in setting.training_seeds
-        if not kind.finished(training_config(setting, seed, hide), seed_folder(folder, seed))
-    ]
+    folder, kind, waiting = training_folder(setting, hide), TrainPoint(), []
+    for seed in setting.training_seeds:
+        config, place = training_config(setting, seed, hide), seed_folder(folder, seed)
+        if kind.finished(config, place):
+            check_same_training(load_checkpoint(place), config)
+        else:
+            waiting.append(seed)
     if not waiting:
         return folder
     what = f"training without {hide[0]}" if hide else "training"
