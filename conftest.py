@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from importlib.util import find_spec
 
 collect_ignore_glob = (
@@ -16,3 +17,6 @@ collect_ignore_glob = (
 )
 if find_spec("benchmarl") is None:  # extra `peers`
     collect_ignore_glob += ["src/fedfade/uplink/benchmarl.py", "src/fedfade/bench/benchmarl_*.py"]
+
+# A shell starts what it runs in the background with SIGINT ignored; tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)

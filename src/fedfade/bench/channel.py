@@ -126,8 +126,13 @@ def _sionna_model(radio: RadioConfig, client_rounds: int) -> Any:
 
 
 def _peak_mb() -> float:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+    # On Linux ru_maxrss of a new process begins at the peak of the one that started it.
+    return int(status.split("VmHWM:")[1].split()[0]) / 2**10
 
 
 def _resident_mb() -> float:
