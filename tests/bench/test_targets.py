@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedfade.bench import floors, targets
+from fedfade.bench import floors, targets, whole_training
+from fedfade.bench.stage import Figure, Stage
 from fedfade.config import RadioConfig, load_config
 from fedfade.learning import PaperCNN
 from fedfade.qmix import Trainer
@@ -39,7 +40,7 @@ def test_floor_of_local_training_is_what_pytorch_counts() -> None:
 
 @pytest.fixture(scope="module")
 def trainer() -> Trainer:
-    stage = targets.Stage(CPU, "fp32", folder=None, full=False)  # type: ignore[arg-type]
+    stage = Stage(CPU, "fp32", folder=None, full=False)  # type: ignore[arg-type]
     return Trainer(stage.config("qmix.gradients=synthetic"))
 
 
@@ -65,19 +66,19 @@ def test_bare_products_compute_them() -> None:
 def test_the_papers_training_adds_up() -> None:
     """1,500 batches of 250 slots and 166.7 updates, 14 restarts of the federated task."""
     config = load_config("paper")
-    assert 1500 * targets._updates_in_a_batch(config) == pytest.approx(250_000)
-    parts = {name: 0.0 for name in targets.Training._fields}
+    assert 1500 * whole_training._updates_in_a_batch(config) == pytest.approx(250_000)
+    parts = {name: 0.0 for name in whole_training.Training._fields}
     sizes = {"batches": 1500, "tasks": 15, "slots": 250, "updates": 500 / 3}
     times = {"batch_ms": 60.0, "task_ms": 500.0, "slot_floor_ms": 0.01, "update_floor_ms": 0.06}
-    found = targets.Training(**(parts | sizes | times))  # type: ignore[arg-type]
+    found = whole_training.Training(**(parts | sizes | times))  # type: ignore[arg-type]
     assert found.whole_s == pytest.approx(90 + 7)
     assert found.floor_ms == pytest.approx(2.5 + 10)
 
 
 def test_small_sizes_are_compared_with_nothing() -> None:
-    small = targets.Stage(CPU, "fp32", folder=None, full=False)  # type: ignore[arg-type]
+    small = Stage(CPU, "fp32", folder=None, full=False)  # type: ignore[arg-type]
     assert small.wanted(5.0) is None
-    assert targets.Stage(CPU, "fp32", folder=None).wanted(5.0) == 5.0  # type: ignore[arg-type]
+    assert Stage(CPU, "fp32", folder=None).wanted(5.0) == 5.0  # type: ignore[arg-type]
 
 
 def test_every_figure_on_a_cpu(fedfade: Command) -> None:
@@ -101,8 +102,8 @@ def test_every_figure_on_a_cpu(fedfade: Command) -> None:
 def test_a_figure_that_fails_leaves_the_others(
     fedfade: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(stage: targets.Stage) -> Iterable[targets.Figure]:
-        yield targets.Figure("first half", "ms", 1.0)
+    def broken(stage: Stage) -> Iterable[Figure]:
+        yield Figure("first half", "ms", 1.0)
         raise RuntimeError("CUDA [went] away\nsomewhere")
 
     monkeypatch.setitem(targets.FIGURES, "round", broken)

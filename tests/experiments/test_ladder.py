@@ -10,6 +10,7 @@ import pytest
 from fedfade.config import load_config, render_config
 from fedfade.errors import UserError
 from fedfade.experiments import ladder as steps
+from fedfade.experiments.ladder import rungs
 from fedfade.experiments.reproduce.setting import changed
 from fedfade.experiments.reproduce.tables import matching, read_table
 from fedfade.qmix import train
@@ -126,10 +127,10 @@ def test_accuracy_in_two_cells(fedfade, agents: Path, tmp_path: Path) -> None:
 
 
 def test_what_agents_know_is_their_rung(agents: Path) -> None:
-    some = steps.load_agents([f"a={agents}"])[0]
+    some = rungs.load_agents([f"a={agents}"])[0]
     assert len(some.folders) == 2
     assert (some.rung, some.age) == ("CSI 7 old", 7)
-    assert steps.load_agents([f"a={agents / 'seed-1'}"])[0].folders == (agents / "seed-1",)
+    assert rungs.load_agents([f"a={agents / 'seed-1'}"])[0].folders == (agents / "seed-1",)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,7 @@ def test_wrong_words(words: list[str], sentence: str, fedfade, tmp_path: Path) -
 
 
 def test_agents_do_not_play_what_they_were_trained_on(agents: Path) -> None:
-    some = steps.load_agents([f"a={agents}"])[0]
+    some = rungs.load_agents([f"a={agents}"])[0]
     config = load_config("paper", ["run.seed=0", "run.seeds=2"])
     with pytest.raises(UserError, match="trained on the seeds"):
-        steps._check_unseen(some, config)
+        rungs._check_unseen(some, config)

@@ -18,7 +18,8 @@ from fedfade.allocation import max_sum_rate
 from fedfade.bench import machine, median_cpu_ms, median_ms, without_compiling
 from fedfade.bench.learning import random_images
 from fedfade.bench.schedule import instances
-from fedfade.bench.targets import federated_round, forget
+from fedfade.bench.stage import forget
+from fedfade.bench.targets import federated_round
 from fedfade.config import Config, Precision, load_config
 from fedfade.device import matrix_products
 from fedfade.learning import Federation

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedfade.bench import machine, without_compiling
-from fedfade.bench.targets import REDUCED, forget
+from fedfade.bench.stage import REDUCED, forget
 from fedfade.config import Config, Precision, load_config
 from fedfade.device import matrix_products
 from fedfade.learning import Federation, load_data

@@ -11,7 +11,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from fedfade.bench import machine, median_ms
-from fedfade.bench.targets import Stage, federated_round
+from fedfade.bench.stage import Stage
+from fedfade.bench.targets import federated_round
 from fedfade.config import Precision
 from fedfade.device import matrix_products
 from fedfade.learning import Federation

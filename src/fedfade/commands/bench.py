@@ -16,7 +16,7 @@ from fedfade.errors import not_allowed
 if TYPE_CHECKING:
     import torch
 
-    from fedfade.bench.targets import Figure
+    from fedfade.bench.stage import Figure
     from fedfade.config import Precision
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)

@@ -42,7 +42,7 @@ def ladder(
     """Uploads per round against what clients know, over SNR, spread of gains and speed."""
     from fedfade.device import pick_device
     from fedfade.experiments import ladder as steps
-    from fedfade.experiments.ladder_page import write_page
+    from fedfade.experiments.ladder.page import write_page
     from fedfade.experiments.reproduce.tables import write_table
     from fedfade.experiments.run_folder import provenance
     from fedfade.storage import folder_lock, write_json
