@@ -184,13 +184,15 @@ def test_a_mistake_takes_nothing_from_a_folder_that_was_there(fedfade, tmp_path:
 
 
 def test_comparisons_and_trainings_keep_apart(fedfade, tmp_path: Path) -> None:
-    words = [*SETTINGS, "--set", "qmix.hidden=[4]", "--out", tmp_path]
+    words = [*SETTINGS, "--set", "qmix.hidden=[4]", "--out", tmp_path / "seed-1"]
     assert fedfade("compare", "paper", *words, "--policies", "random").code == 0
-    before = (tmp_path / "config.yaml").read_bytes()
-    answer = fedfade("train", "paper", *words, "--episodes", 20)
-    assert answer.code == 2
-    assert "holds a run of fedfade compare" in answer.err
-    assert (tmp_path / "config.yaml").read_bytes() == before
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    one = ["--episodes", 20, "--out", tmp_path / "seed-1"]
+    for where in (one, ["--episodes", 20, "--out", tmp_path, "--seeds", 2]):
+        answer = fedfade("train", "paper", *words, *where)
+        assert answer.code == 2
+        assert "seed-1' holds a run of fedfade compare" in answer.err
+        assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
     words[-1] = tmp_path / "agents"
     assert fedfade("train", "paper", *words, "--episodes", 20).code == 0
     same = ["--set", "qmix.episodes=20", "--set", "allocation.policies=[random]"]

@@ -41,7 +41,6 @@ def train(
     import torch
 
     from fedfade.config import load_config
-    from fedfade.errors import UserError
     from fedfade.qmix import train as run
     from fedfade.qmix.run import seed_folder
 
@@ -54,10 +53,6 @@ def train(
         "run.precision": precision,
     }
     config = load_config(preset, with_fields(overrides, fields))
-    if (out / "run.json").exists():
-        raise UserError(
-            f"--out {str(out)!r} holds a run of fedfade compare: choose another folder."
-        )
     if threads is not None:
         torch.set_num_threads(threads)
     advice = f"the same command continues in {out}"

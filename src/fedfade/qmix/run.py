@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedfade.config import Config, render_config
 from fedfade.device import matrix_products, pick_device
+from fedfade.errors import UserError
 from fedfade.interrupts import interrupts_held
 from fedfade.qmix.checkpoint import (
     check_same_training,
@@ -48,6 +49,11 @@ def train(
     checkpoint_s = config.run.checkpoint_s if checkpoint_s is None else checkpoint_s
     seeds = [config.run.seed] if seeds is None else seeds
     folders = [folder] if len(seeds) == 1 else [seed_folder(folder, seed) for seed in seeds]
+    for place in (folder, *folders):
+        if (place / "run.json").exists():  # its config.yaml would be overwritten
+            raise UserError(
+                f"--out {str(place)!r} holds a run of fedfade compare: choose another folder."
+            )
     everyone = [_Run(with_seed(config, s), f) for s, f in zip(seeds, folders, strict=True)]
     with ExitStack() as stack:
         stack.enter_context(matrix_products(config.run.precision))
