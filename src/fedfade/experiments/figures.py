@@ -65,6 +65,15 @@ def tidy(axes: Any) -> None:
     axes.grid(axis="y", alpha=0.25)
 
 
+def of_seeds(count: int, kind: str = "seed") -> str:
+    """What is shown of so many.
+
+    >>> of_seeds(5), of_seeds(1)
+    ('median and 10-90 % band over 5 seeds', 'one seed')
+    """
+    return f"median and 10-90 % band over {count} {kind}s" if count > 1 else f"one {kind}"
+
+
 def accuracy_figure(rows: Sequence[Row]) -> Figure:
     """Test accuracy against rounds: median over seeds, 10-90 % band."""
     figure = blank(8, 4.6)
@@ -81,7 +90,7 @@ def accuracy_figure(rows: Sequence[Row]) -> Figure:
         axes.plot(rounds, middle, style, color=colour(policy, order), label=policy, lw=1.8)
         axes.fill_between(rounds, low, high, color=colour(policy, order), alpha=0.13, lw=0)
     axes.set(xlabel="federated round", ylabel="test accuracy in %")
-    axes.set_title(f"Test accuracy, median and 10-90 % band over {seeds} seeds", loc="left")
+    axes.set_title(f"Test accuracy, {of_seeds(seeds)}", loc="left")
     axes.legend(frameon=False, fontsize=9)
     tidy(axes)
     return figure

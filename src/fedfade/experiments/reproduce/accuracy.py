@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedfade.experiments.figures import of_seeds
 from fedfade.experiments.reproduce import pictures
 from fedfade.experiments.reproduce.runs import (
     Job,
@@ -177,10 +178,10 @@ def _text(final: Sequence[Line]) -> str:
         for policy in policies
     ]
     counts = [f"n_c {clusters:g}" for clusters in distinct(final, "clusters")]
+    shown = of_seeds(len(distinct(final, "seed")), "unseen seed")
     return "\n\n".join(
         [
-            "Final test accuracy in %, median and 10-90 % band over "
-            f"{len(distinct(final, 'seed'))} unseen seeds:",
+            f"Final test accuracy in %, {shown}:",
             markdown(["policy", *heads], accuracy),
             "Uploads per round, Jain's index of who was served, share of bits wasted:",
             markdown(["policy", *counts], uplink),
@@ -190,7 +191,7 @@ def _text(final: Sequence[Line]) -> str:
 
 def _accuracy(values: Sequence[float]) -> str:
     low, middle, high = 100 * np.percentile(values, [10, 50, 90])
-    return f"{middle:.1f} ({low:.1f}-{high:.1f})"
+    return f"{middle:.1f}" + (f" ({low:.1f}-{high:.1f})" if len(values) > 1 else "")
 
 
 def _uplink(lines: Sequence[Line]) -> str:

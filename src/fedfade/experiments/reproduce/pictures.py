@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedfade.allocation import PERFECT
-from fedfade.experiments.figures import blank, colour, save, share_map, tidy
+from fedfade.experiments.figures import blank, colour, of_seeds, save, share_map, tidy
 from fedfade.experiments.reproduce.tables import Line, columns, distinct, matching
 from fedfade.qmix.curve import smoothed
 
@@ -75,7 +75,7 @@ def accuracy_grid(curves: Sequence[Line], seeds: int) -> Figure:
         axes.set_xlabel("federated round")
     handles, names = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-    figure.suptitle(f"Test accuracy, median and 10-90 % band over {seeds} seeds", fontsize=11)
+    figure.suptitle(f"Test accuracy, {of_seeds(seeds)}", fontsize=11)
     return figure
 
 
