@@ -10,6 +10,7 @@ means over seeds and rounds, out of 10; agents of several folders are averaged.
 from __future__ import annotations
 
 import argparse
+import sys
 from itertools import product
 from pathlib import Path
 
@@ -18,8 +19,9 @@ from typer import echo
 
 from fedfade.allocation import load_policy, play_round
 from fedfade.config import Config, load_config
+from fedfade.errors import UserError
 from fedfade.experiments.uploads import Uplink
-from fedfade.qmix import load_policy_checkpoint, load_shipped_policy
+from fedfade.qmix import load_policy_checkpoint, load_shipped_policy, shipped_policies
 from fedfade.uplink import Round, gradient_source
 
 BASELINES = (
@@ -42,9 +44,9 @@ def uploads(config: Config, names: list[str], folders: list[str]) -> list[float]
     batch = Round(*(torch.cat(part) for part in zip(*rounds, strict=True)))
     keys = torch.arange(len(batch.alpha))
     agents = [
-        load_policy_checkpoint(folder, config, own_observation=True)
-        if Path(folder).is_dir()
-        else load_shipped_policy(folder, config)
+        load_shipped_policy(folder, config)
+        if folder in shipped_policies() and not Path(folder).is_dir()
+        else load_policy_checkpoint(folder, config, own_observation=True)
         for folder in folders
     ]
     found = []
@@ -89,4 +91,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(2)

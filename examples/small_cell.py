@@ -7,6 +7,7 @@ agents beside exact max sum rate, the block-fading schedule and random, and draw
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 
 from fedfade.allocation import Policy, load_policy, play_round
 from fedfade.config import Config, load_config
+from fedfade.errors import UserError
 from fedfade.qmix import load_policy_checkpoint, train
 from fedfade.qmix.curve import smoothed
 from fedfade.qmix.run import saved_curve
@@ -78,4 +80,8 @@ def draw(curves: list, first: int, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(2)

@@ -1,5 +1,10 @@
 """Agents learn to share a small cell (examples/small_cell.py is the long version)."""
 
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 import torch
 
 from fedfade.allocation import Policy, load_policy, play_round
@@ -41,3 +46,21 @@ def test_agents_learn_to_take_turns() -> None:
     learned = uploads(QmixPolicy(trainer.learner.agents, config), config)
     assert learned >= 0.7 * uploads(load_policy("max-sum-rate"), config)
     assert learned >= 3.0 * uploads(load_policy("random"), config)
+
+
+@pytest.mark.parametrize(
+    ("example", "mistake", "sentence"),
+    [
+        ("small_cell", ["--set", "qmix.mixer=none"], "error: qmix.mixer = 'none' is not allowed"),
+        ("policy_table", ["nowhere"], "error: 'nowhere' holds no checkpoint.json"),
+    ],
+)
+def test_examples_end_in_a_sentence(
+    example: str, mistake: list[str], sentence: str, tmp_path: Path
+) -> None:
+    program = Path(__file__).parents[2] / "examples" / f"{example}.py"
+    command = [sys.executable, str(program), *mistake]
+    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert answer.returncode == 2
+    assert answer.stderr.startswith(sentence)
+    assert len(answer.stderr.splitlines()) == 1
