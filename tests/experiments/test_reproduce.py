@@ -208,6 +208,21 @@ def test_other_options_in_the_same_folder_are_refused(fedfade, whole: Path, tmp_
         assert field in answer.err
 
 
+def test_agents_are_tested_in_another_precision(fedfade, whole: Path, tmp_path: Path) -> None:
+    """Runs are refused, as their numbers would differ; the agents they test are not."""
+    out = tmp_path / "other"
+    shutil.copytree(whole, out)
+    words = ["--scale", "small", "--out", out, *SETTINGS, "--precision", "bf16"]
+    answer = fedfade("reproduce", "epochs", *words)
+    assert answer.code == 2
+    assert "run.precision" in answer.err
+    assert "holds a run of another configuration" in answer.err
+    shutil.rmtree(out / "epochs")
+    assert fedfade("reproduce", "epochs", *words).code == 0
+    trained = out / "reward" / "training" / "seed-0" / "config.yaml"
+    assert load_config(trained).run.precision == "fp32"
+
+
 # --- seeds --------------------------------------------------------------------------------------
 
 

@@ -11,22 +11,18 @@ rounds, without learning; agents that look at gradients see invented ones.
     OUT/accuracy/, OUT/accuracy.csv  federated runs in two of the cells, where asked for
 """
 
-from fedfade.experiments.ladder.federated import accuracy, accuracy_places, accuracy_rounds
-from fedfade.experiments.ladder.rungs import OWN, SCALES, Ladder, make_ladder
-from fedfade.experiments.ladder.tables import ladder_table, mean_error, policy_table
-from fedfade.experiments.ladder.uploads import fading_memory, play
+from fedfade.experiments.ladder.federated import accuracy, accuracy_rounds
+from fedfade.experiments.ladder.rungs import SCALES, Ladder, make_ladder
+from fedfade.experiments.ladder.tables import ladder_table, policy_table
+from fedfade.experiments.ladder.uploads import play
 
 __all__ = [
-    "OWN",
     "SCALES",
     "Ladder",
     "accuracy",
-    "accuracy_places",
     "accuracy_rounds",
-    "fading_memory",
     "ladder_table",
     "make_ladder",
-    "mean_error",
     "play",
     "policy_table",
 ]

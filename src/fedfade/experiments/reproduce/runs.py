@@ -64,7 +64,10 @@ def trained(setting: Setting, hide: Sequence[Hide] = ()) -> Path:
     for seed in setting.training_seeds:
         config, place = training_config(setting, seed, hide), seed_folder(folder, seed)
         if kind.finished(config, place):
-            check_same_training(load_checkpoint(place), config)
+            stored = load_checkpoint(place)
+            # Agents act in whatever precision is asked for; only training on has to keep its own.
+            own = {"run.precision": stored.config.run.precision}
+            check_same_training(stored, changed(config, own))
         else:
             waiting.append(seed)
     if not waiting:
