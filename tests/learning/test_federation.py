@@ -82,6 +82,26 @@ def test_engines_agree_with_a_textbook_loop(engine: str, device: str) -> None:
         assert distance(updates.buffers[0, client], buffers) < 1e-5
 
 
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_bf16_stays_near_the_textbook(engine: str, device: str) -> None:
+    """Eight bits of mantissa, and sums that are split into groups where a kernel is small."""
+    dataset = random_images(120, seed=1)
+    config = LearningConfig(clients=2, partition="iid", batch_size=50, local_work=1)
+    federation = Federation(
+        config,
+        dataset,
+        device=device,
+        engine=engine,  # type: ignore[arg-type]
+        precision="bf16",
+    )
+    updates = federation.train(federation.start([0]), [0], round=0)
+    for client in range(2):
+        update, buffers = textbook_update(federation, dataset, client)
+        assert distance(updates.parameters[0, client], update) < 0.1
+        assert distance(updates.buffers[0, client], buffers) < 1e-3
+
+
 @pytest.mark.parametrize("steps", [9, 11])
 def test_any_number_of_steps(digits: Dataset, steps: int) -> None:
     """Several are one recording where the number can be divided, as nine can; eleven cannot."""

@@ -118,8 +118,9 @@ def local_layers(
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     layers = []
     for place, after in enumerate((32, 64, 128)):
-        groups = groups_of_samples(images, rows * columns, after, dtype)
-        shape = (clients * groups, -(-9 * channels // ALIGNED) * ALIGNED, after)
+        kernel = (-(-9 * channels // ALIGNED) * ALIGNED, after)
+        groups = groups_of_samples(images, rows * columns, kernel, dtype)
+        shape = (clients * groups, *kernel)
         pixels = images * rows * columns // groups
         layers.append(make_layer(shape, pixels, device, dtype, learns=True, passes_on=place > 0))
         channels, rows, columns = after, rows // 2, columns // 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +28,7 @@ from fedfade.randomness import stream
 _MEMORY_SHARE = 0.4  # of the device's free memory that a step of local training may take
 _GROUPS = 10  # parts of a mini-batch whose sums are made side by side, at most
 _COPIES = 10  # times smaller than unfolded images the copies of a kernel are, at least
+_ONE_TILE = 64 * 64  # numbers of a kernel whose gradient one processor works out alone
 ALIGNED = 8
 _STEPS = 8  # of local training in one recording, at most
 _EVALUATION_IMAGES = 5_000  # in a block of the test set
@@ -60,7 +61,7 @@ class MatmulConv2d(nn.Conv2d):
         if spare := -len(kernel) % ALIGNED:
             patches.append(x.new_zeros(*patches[0].shape[:3], spare))
             kernel = F.pad(kernel, (0, 0, 0, spare))
-        groups = groups_of_samples(len(input), rows * columns, kernel.shape[1], input.dtype)
+        groups = groups_of_samples(len(input), rows * columns, kernel.shape, input.dtype)
         grouped = torch.cat(patches, -1).view(groups, -1, len(kernel))
         out = torch.bmm(grouped, kernel.expand(groups, -1, -1))
         if self.bias is not None:
@@ -68,20 +69,22 @@ class MatmulConv2d(nn.Conv2d):
         return out.view(len(input), rows, columns, -1).permute(0, 3, 1, 2)
 
 
-def groups_of_samples(samples: int, pixels: int, channels: int, dtype: torch.dtype) -> int:
-    """In how many groups a mini-batch is multiplied with copies of a kernel.
+def groups_of_samples(samples: int, pixels: int, kernel: Sequence[int], dtype: torch.dtype) -> int:
+    """In how many groups a mini-batch is multiplied with copies of a kernel [row, channel].
 
     The kernel's gradient is a sum over all pixels of all samples, and one long sum a client would
-    keep a handful of a GPU's processors busy; for bfloat16 libraries split it themselves. The
-    copies must stay small beside the images.
+    keep a handful of a GPU's processors busy; for bfloat16 libraries split it themselves unless
+    the kernel is tiny. The copies must stay small beside the images.
 
-    >>> [groups_of_samples(50, 32 * 32, 32, d) for d in (torch.float32, torch.bfloat16)]
-    [10, 1]
-    >>> groups_of_samples(50, 8 * 8, 128, torch.float32)
-    2
+    >>> groups_of_samples(50, 32 * 32, (32, 32), torch.float32)
+    10
+    >>> [groups_of_samples(50, 8 * 8, (576, 128), d) for d in (torch.float32, torch.bfloat16)]
+    [2, 1]
     """
+    rows, channels = kernel
     most = samples * pixels // (_COPIES * channels)
-    if dtype == torch.bfloat16 or most < 1:
+    split_anyway = dtype == torch.bfloat16 and rows * channels > _ONE_TILE
+    if split_anyway or most < 1:
         return 1
     return max(count for count in range(1, min(_GROUPS, most) + 1) if samples % count == 0)
 
@@ -167,7 +170,7 @@ class ClientBatch:
 
     def __init__(self, model: nn.Module, dataset: Dataset, precision: Precision) -> None:
         self.device = dataset.mean.device
-        self.model = batchable(model).to(self.device)
+        self.model = batchable(model).to(self.device).train()
         self.dataset, self.precision = dataset, precision
         self.parameter_layout = parameter_layout(model)
         self.buffer_layout = buffer_layout(model)
@@ -214,8 +217,8 @@ class ClientBatch:
     def train(self, state: ServerState, work: LocalWork) -> Trained:
         """Every client's update."""
         runs, clients = work.samples.shape[:2]
-        start = state.parameters.repeat_interleave(clients, 0)  # [run x client, D]
-        buffers = state.buffers.repeat_interleave(clients, 0)
+        start = _for_all(state.parameters, clients)  # [run x client, D]
+        buffers = _for_all(state.buffers, clients)
         samples = work.samples.flatten(0, 1)  # [run x client, step, sample]
         size = self._clients_at_once(start[:1], buffers[:1], samples[:1, 0], len(start))
         blocks = []
@@ -240,7 +243,6 @@ class ClientBatch:
         if key not in self._desks:
             self._desks.clear()  # a recording holds memory; one shape at a time is in use
             self._desks[key] = _Desk(self, start, buffers, samples[:, :together], work)
-        self.model.train()
         with self._generator(work):
             return self._desks[key].train(start, buffers, samples)
 
@@ -280,6 +282,11 @@ class ClientBatch:
             yield
 
 
+def _for_all(rows: Tensor, clients: int) -> Tensor:
+    """Every run's row once for each of its clients; for a single run a view."""
+    return rows[:, None].expand(-1, clients, -1).flatten(0, 1)
+
+
 class _Desk:
     """Buffers of one batch of clients, and some steps of SGD on them, recorded."""
 
@@ -291,7 +298,6 @@ class _Desk:
         self._start, self._flat, self._buffers = start.clone(), start.clone(), buffers.clone()
         self._samples = samples.clone()  # [client, step, sample]
         self._loss = torch.zeros(len(start), device=start.device)
-        engine.model.train()
         changed = [self._flat, self._buffers, self._loss]
         # A user's dropout draws new numbers in every step, which a recording would repeat.
         self._steps: Work = (

@@ -61,7 +61,7 @@ CENTRAL = ("max-sum-rate", "shortest-remaining-first", "deadline-matching")
 FEEDBACK = ("block-fading-schedule-feedback", "deadline-feedback")
 AGENTS = (QMIX, QMIX_PLUS)
 PLAYED = ("random", *ONCE_A_ROUND, *OWN_FADING, *FEEDBACK, *CENTRAL)
-LEARNING = (SCHEDULE, OWN_FADING[0], *CENTRAL, PERFECT)
+LEARNING = (*ONCE_A_ROUND, OWN_FADING[0], *CENTRAL, PERFECT)
 LOCAL = ("random", *ONCE_A_ROUND, *OWN_FADING, *AGENTS)
 """A client alone can follow these."""
 GROUPS = {
