@@ -15,7 +15,7 @@ from fedfade.bench.learning import random_images
 from fedfade.config import LearningConfig
 from fedfade.learning import Dataset, Federation, ServerState, Updates, build_model, gram, load_data
 from fedfade.learning.averaging import by_run
-from fedfade.learning.batched import batchable
+from fedfade.learning.batched import ClientBatch, batchable
 from fedfade.learning.fedavg import learning_curve, random_delivery, steps
 from fedfade.learning.fused import NormPool, fuse
 
@@ -114,6 +114,22 @@ def test_any_number_of_steps(digits: Dataset, steps: int) -> None:
     wanted, found = one.train(state, [0], 0), other.train(state, [0], 0)
     assert distance(found.parameters, wanted.parameters.double()) < 5e-3  # flips, as said above
     assert torch.allclose(found.loss, wanted.loss, rtol=1e-4)
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 5, 7])
+def test_blocks_of_clients_are_all_clients(
+    digits: Dataset, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten clients of two runs; where blocks do not come out even, some are trained twice."""
+    config = DIGITS.model_copy(update={"clients": 5})
+    federation = Federation(config, digits, engine="vmap")
+    state = federation.start([0, 1])
+    wanted = federation.train(state, [0, 1], 0)
+    monkeypatch.setattr(ClientBatch, "_clients_at_once", lambda *args: at_once)
+    found = federation.train(state, [0, 1], 0)
+    assert distance(found.parameters, wanted.parameters.double()) < 1e-5
+    assert torch.allclose(found.buffers, wanted.buffers, rtol=1e-5)
+    assert torch.allclose(found.loss, wanted.loss, rtol=1e-5)
 
 
 class Small(nn.Module):

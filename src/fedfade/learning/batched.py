@@ -26,6 +26,7 @@ from fedfade.learning.model import buffer_layout, has_dropout, parameter_layout
 from fedfade.randomness import stream
 
 _MEMORY_SHARE = 0.4  # of the device's free memory that a step of local training may take
+_CLIENTS = 100  # at once, at most: they fill a GPU, and more have not been seen to cost less each
 _GROUPS = 10  # parts of a mini-batch whose sums are made side by side, at most
 _COPIES = 10  # times smaller than unfolded images the copies of a kernel are, at least
 _ONE_TILE = 64 * 64  # numbers of a kernel whose gradient one processor works out alone
@@ -220,14 +221,12 @@ class ClientBatch:
         start = _for_all(state.parameters, clients)  # [run x client, D]
         buffers = _for_all(state.buffers, clients)
         samples = work.samples.flatten(0, 1)  # [run x client, step, sample]
-        size = self._clients_at_once(start[:1], buffers[:1], samples[:1, 0], len(start))
-        blocks = []
-        for first in range(0, len(start), size):
-            part = slice(first, first + size)
-            blocks.append(self._train_block(start[part], buffers[part], samples[part], work))
-        update, running, loss = (
-            torch.cat(part) if len(part) > 1 else part[0] for part in zip(*blocks, strict=True)
-        )
+        at_once = self._clients_at_once(start[:1], buffers[:1], samples[:1, 0], len(start))
+        blocks = [
+            self._train_block(start[part], buffers[part], samples[part], work)
+            for part in equal_blocks(len(start), at_once)
+        ]
+        update, running, loss = (_joined(parts, len(start)) for parts in zip(*blocks, strict=True))
         return Trained(
             parameters=update.view(runs, clients, -1),
             buffers=running.view(runs, clients, state.buffers.shape[1]),
@@ -247,7 +246,7 @@ class ClientBatch:
             return self._desks[key].train(start, buffers, samples)
 
     def _clients_at_once(self, flat: Tensor, buffers: Tensor, batch: Tensor, wanted: int) -> int:
-        """As many clients as fit the memory set aside, from what one of them takes."""
+        """As many clients as are worth it and fit the memory set aside, by what one takes."""
         if self.device.type != "cuda":
             return wanted
         if self._at_once is None:
@@ -257,9 +256,8 @@ class ClientBatch:
             self.gradient(flat, buffers, batch, self._plain_gradient)
             one = torch.cuda.max_memory_allocated(self.device) - before
             free, _ = torch.cuda.mem_get_info(self.device)
-            self._at_once = max(1, int(_MEMORY_SHARE * free / max(1, one)))
-        blocks = -(-wanted // self._at_once)
-        return -(-wanted // blocks)  # blocks of equal size are recorded once
+            self._at_once = max(1, min(_CLIENTS, int(_MEMORY_SHARE * free / max(1, one))))
+        return self._at_once
 
     def evaluate(self, state: ServerState, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Number of correct images and summed loss of each run.
@@ -280,6 +278,28 @@ class ClientBatch:
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(stream(work.seeds[0], "dropout", work.round) & (2**63 - 1))
             yield
+
+
+def equal_blocks(count: int, at_once: int) -> list[slice]:
+    """Blocks of one size that cover `count` clients.
+
+    Another size would be recorded anew in every round, so the last block goes back a little.
+
+    >>> equal_blocks(10, 4)
+    [slice(0, 4, None), slice(4, 8, None), slice(6, 10, None)]
+    """
+    blocks = -(-count // at_once)
+    size = -(-count // blocks)
+    firsts = [min(place * size, count - size) for place in range(blocks)]
+    return [slice(first, first + size) for first in firsts]
+
+
+def _joined(parts: Sequence[Tensor], count: int) -> Tensor:
+    """What equal blocks gave, each client once."""
+    if len(parts) == 1:
+        return parts[0]
+    *whole, last = parts
+    return torch.cat([*whole, last[len(last) * len(parts) - count :]])
 
 
 def _for_all(rows: Tensor, clients: int) -> Tensor:
