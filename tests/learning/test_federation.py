@@ -17,7 +17,8 @@ from fedfade.learning import Dataset, Federation, ServerState, Updates, build_mo
 from fedfade.learning.averaging import by_run
 from fedfade.learning.batched import ClientBatch, batchable
 from fedfade.learning.fedavg import learning_curve, random_delivery, steps
-from fedfade.learning.fused import NormPool, fuse
+from fedfade.learning.fused import NormPool, fuse_norms
+from fedfade.learning.model import has_dropout
 
 DIGITS = LearningConfig(data="digits", clients=4, batch_size=20)
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
@@ -172,15 +173,46 @@ def test_own_module_without_batch_norm(digits: Dataset, engine: str) -> None:
     assert federation.evaluate(after)[1] < federation.evaluate(state)[1]
 
 
+class Noisy(Small):
+    """Random numbers in the forward pass, without a layer that would say so."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(F.dropout(images, 0.5, self.training))
+
+
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
-def test_dropout_draws_by_seed_and_round(digits: Dataset, engine: str) -> None:
-    config = DIGITS.model_copy(update={"model": f"{__name__}:dropout_model"})
-    federation = Federation(config, digits, engine=engine)  # type: ignore[arg-type]
-    state = federation.start([0])
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("model", ["dropout_model", "Noisy"])
+def test_dropout_draws_by_seed_round_and_client(
+    digits: Dataset, engine: str, device: str, model: str
+) -> None:
+    """Nobody's random numbers depend on who is trained beside; the caller's stay as they are."""
     before = torch.random.get_rng_state()
-    one = federation.train(state, [0], 0).parameters
-    assert torch.equal(one, federation.train(state, [0], 0).parameters)
-    assert torch.equal(before, torch.random.get_rng_state())  # the caller's generator is untouched
+    config = DIGITS.model_copy(update={"model": f"{__name__}:{model}"})
+    federation = Federation(config, digits, device=device, engine=engine)  # type: ignore[arg-type]
+    state = federation.start([0, 1])
+    one = federation.train(state, [0, 1], 3).parameters
+    assert torch.equal(one, federation.train(state, [0, 1], 3).parameters)
+    alone = federation.train(federation.start([1]), [1], 3).parameters
+    assert torch.equal(one[1], alone[0])
+    some = federation.train(federation.start([1]), [1], 3, clients=[2, 0]).parameters
+    assert torch.equal(one[1, [2, 0]], some[0])
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize("model", ["dropout_model", "Noisy"])
+def test_engines_draw_the_same_dropout(digits: Dataset, model: str) -> None:
+    config = DIGITS.model_copy(update={"model": f"{__name__}:{model}"})
+    both = [Federation(config, digits, engine=name) for name in ("loop", "vmap")]  # type: ignore[arg-type]
+    wanted, found = (each.train(each.start([0]), [0], 0).parameters for each in both)
+    assert distance(found, wanted.double()) < 1e-5  # rounding; other masks would make it 1
+
+
+def test_looking_for_dropout_leaves_the_model_alone() -> None:
+    model = build_model("cnn", (1, 8, 8), 10, seed=0)
+    before = copy.deepcopy(model.state_dict())
+    assert not has_dropout(model, (1, 8, 8))
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize("unit", ["step", "epoch"])
@@ -411,7 +443,7 @@ def test_fused_block_is_the_three_layers(order: str, negative: bool) -> None:
         plain[0].bias.copy_(torch.randn(64, generator=generator))
         if negative:  # a negative scale turns maxima into minima: the fused form must step aside
             plain[0].weight[3] = -1.0
-    fused = fuse(plain)
+    fused = fuse_norms(plain)
     assert isinstance(fused[0], NormPool)
     images = torch.randn(32, 64, 12, 13, generator=generator).to(memory_format=torch.channels_last)
     assert images.numel() >= 2**18

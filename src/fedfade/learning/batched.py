@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedfade.config import Precision
+from fedfade.device import spare_bytes
 from fedfade.graphs import Work, fuse, record
 from fedfade.learning.averaging import ServerState
 from fedfade.learning.data import Dataset
-from fedfade.learning.local import LocalWork, Seat, Trained, arithmetic
+from fedfade.learning.local import LocalWork, Seat, Trained, arithmetic, dropout_of
 from fedfade.learning.model import buffer_layout, has_dropout, parameter_layout
-from fedfade.randomness import stream
 
 _MEMORY_SHARE = 0.4  # of the device's free memory that a step of local training may take
 _CLIENTS = 100  # at once, at most: they fill a GPU, and more have not been seen to cost less each
@@ -167,7 +167,7 @@ def _pool_in_norms(layers: nn.Sequential) -> None:
 
 
 class ClientBatch:
-    """Every client of every run at once."""
+    """Every client of every run at once; with dropout one after the other."""
 
     def __init__(self, model: nn.Module, dataset: Dataset, precision: Precision) -> None:
         self.device = dataset.mean.device
@@ -175,13 +175,14 @@ class ClientBatch:
         self.dataset, self.precision = dataset, precision
         self.parameter_layout = parameter_layout(model)
         self.buffer_layout = buffer_layout(model)
-        self._dropout = has_dropout(model)
+        self._dropout = has_dropout(model, dataset.shape)
         # Without dropout a random number would be a mistake, so vmap is told to refuse it.
         randomness = "different" if self._dropout else "error"
         self._plain_gradient = vmap(grad(self._loss, has_aux=True), randomness=randomness)
         # A pooled pixel is read by nine patches: worked out once and kept, not nine times.
         keep = {"realize_reads_threshold": 3}
-        self._gradient = fuse(self._plain_gradient, self.device, options=keep)
+        fused = fuse(self._plain_gradient, self.device, options=keep)
+        self._gradient = self._plain_gradient if self._dropout else fused
         self._seat = Seat(model, dataset, precision)
         self._desks: dict[tuple[int, int, int, float, float], _Desk] = {}
         self._at_once: int | None = None
@@ -223,7 +224,7 @@ class ClientBatch:
         samples = work.samples.flatten(0, 1)  # [run x client, step, sample]
         at_once = self._clients_at_once(start[:1], buffers[:1], samples[:1, 0], len(start))
         blocks = [
-            self._train_block(start[part], buffers[part], samples[part], work)
+            self._train_block(start[part], buffers[part], samples[part], work, part.start)
             for part in equal_blocks(len(start), at_once)
         ]
         update, running, loss = (_joined(parts, len(start)) for parts in zip(*blocks, strict=True))
@@ -234,7 +235,7 @@ class ClientBatch:
         )
 
     def _train_block(
-        self, start: Tensor, buffers: Tensor, samples: Tensor, work: LocalWork
+        self, start: Tensor, buffers: Tensor, samples: Tensor, work: LocalWork, first: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         count, size = samples.shape[1:]
         together = max(some for some in range(1, _STEPS + 1) if count % some == 0)
@@ -242,11 +243,17 @@ class ClientBatch:
         if key not in self._desks:
             self._desks.clear()  # a recording holds memory; one shape at a time is in use
             self._desks[key] = _Desk(self, start, buffers, samples[:, :together], work)
-        with self._generator(work):
+        keyed = dropout_of(work, *divmod(first, work.samples.shape[1]), self.device)
+        with keyed if self._dropout else nullcontext():
             return self._desks[key].train(start, buffers, samples)
 
     def _clients_at_once(self, flat: Tensor, buffers: Tensor, batch: Tensor, wanted: int) -> int:
-        """As many clients as are worth it and fit the memory set aside, by what one takes."""
+        """As many clients as are worth it and fit the memory set aside, by what one takes.
+
+        One with dropout, whose random numbers must not depend on who is trained beside it.
+        """
+        if self._dropout:
+            return 1
         if self.device.type != "cuda":
             return wanted
         if self._at_once is None:
@@ -255,8 +262,8 @@ class ClientBatch:
             # Compiling for one client would take longer than all it could tell.
             self.gradient(flat, buffers, batch, self._plain_gradient)
             one = torch.cuda.max_memory_allocated(self.device) - before
-            free, _ = torch.cuda.mem_get_info(self.device)
-            self._at_once = max(1, min(_CLIENTS, int(_MEMORY_SHARE * free / max(1, one))))
+            room = spare_bytes(self.device, _MEMORY_SHARE, on_cpu=0)
+            self._at_once = max(1, min(_CLIENTS, room // max(1, one)))
         return self._at_once
 
     def evaluate(self, state: ServerState, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -268,16 +275,6 @@ class ClientBatch:
         found = [self._seat.test(*model, images, labels, _EVALUATION_IMAGES) for model in models]
         correct, loss = zip(*found, strict=True)
         return torch.stack(correct), torch.stack(loss)
-
-    @contextmanager
-    def _generator(self, work: LocalWork) -> Iterator[None]:
-        if not self._dropout:
-            yield
-            return
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(stream(work.seeds[0], "dropout", work.round) & (2**63 - 1))
-            yield
 
 
 def equal_blocks(count: int, at_once: int) -> list[slice]:

@@ -93,13 +93,13 @@ class NormPool(nn.BatchNorm2d):
         )
 
 
-def fuse(model: nn.Module) -> nn.Module:
+def fuse_norms(model: nn.Module) -> nn.Module:
     """A copy in which every such triple inside an `nn.Sequential` is one operation.
 
     Pooling before or after ReLU makes no difference. Parameters and buffers keep their names.
 
     >>> layers = nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2))
-    >>> [type(layer).__name__ for layer in fuse(layers)]
+    >>> [type(layer).__name__ for layer in fuse_norms(layers)]
     ['NormPool', 'Identity', 'Identity']
     """
     model = copy.deepcopy(model)

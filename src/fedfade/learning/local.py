@@ -1,7 +1,7 @@
 """Local training, client after client on CPU threads; `batched` does it all at once on CUDA.
 
 Both take the broadcast state and a list of mini-batches and return every client's update; they
-agree up to rounding. Neither draws random numbers, except for a user's dropout layers.
+agree up to rounding. Neither draws random numbers, except for a user's dropout.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedfade.config import Precision
 from fedfade.device import matrix_products
 from fedfade.learning.averaging import ServerState
 from fedfade.learning.data import Dataset
-from fedfade.learning.fused import fuse
+from fedfade.learning.fused import fuse_norms
 from fedfade.learning.model import buffer_layout, has_dropout, parameter_layout
 from fedfade.randomness import stream
 
@@ -95,6 +95,16 @@ def arithmetic(device: torch.device, precision: Precision) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def dropout_of(work: LocalWork, run: int, client: int, device: torch.device) -> Iterator[None]:
+    """Random numbers of one client's dropout: a function of its seed, the round and its number."""
+    number = work.clients[client] if work.clients else client
+    key = stream(work.seeds[run], "dropout", work.round, number)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(key & (2**63 - 1))
+        yield
+
+
 # --- client after client ---------------------------------------------------------------------
 
 
@@ -102,7 +112,7 @@ class Seat:
     """A copy of the model, into which clients are loaded one after the other."""
 
     def __init__(self, model: nn.Module, dataset: Dataset, precision: Precision) -> None:
-        self.model = fuse(model).to(dataset.mean.device)
+        self.model = fuse_norms(model).to(dataset.mean.device)
         # Weights in the images' memory order spare the convolutions a reordering each.
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.dataset, self.precision = dataset, precision
@@ -176,9 +186,9 @@ class ClientLoop:
         self, model: nn.Module, dataset: Dataset, precision: Precision, threads: int | None
     ) -> None:
         count = threads or torch.get_num_threads()
-        self._dropout = has_dropout(model)
+        self._dropout = has_dropout(model, dataset.shape)
         if self._dropout:
-            count = 1  # the layers share the process's generator
+            count = 1  # all threads share the process's generator
         self._seats = [Seat(model, dataset, precision) for _ in range(count)]
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="client")
 
@@ -192,7 +202,8 @@ class ClientLoop:
         def client(seat: Seat, run: int, n: int) -> None:
             seat.load(state.parameters[run], state.buffers[run])
             start = list(seat.parameter_layout.views(state.parameters[run]).values())
-            with self._generator(work, run, n):
+            keyed = dropout_of(work, run, n, state.parameters.device)
+            with keyed if self._dropout else nullcontext():
                 loss[run, n] = seat.train(work.samples[run, n], work.rate, work.proximal, start)
             seat.store(parameters[run, n], buffers[run, n])
             torch.sub(state.parameters[run], parameters[run, n], out=parameters[run, n])
@@ -240,14 +251,3 @@ class ClientLoop:
         finally:
             left.clear()
             torch.set_num_threads(threads)
-
-    @contextmanager
-    def _generator(self, work: LocalWork, run: int, client: int) -> Iterator[None]:
-        if not self._dropout:
-            yield
-            return
-        with torch.random.fork_rng(devices=[]):
-            number = work.clients[client] if work.clients else client
-            key = stream(work.seeds[run], "dropout", work.round, number)
-            torch.manual_seed(key & (2**63 - 1))
-            yield
