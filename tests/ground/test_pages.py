@@ -1,0 +1,76 @@
+"""What the pages tell a reader to type runs: Python blocks, commands, files they name."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+
+import click
+import pytest
+import typer
+
+from fedfade.cli import app
+from fedfade.config import load_config
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SMALLER = {  # the same calls without a download, and fewer of them
+    'config = load_config("paper")\nfor source': (
+        'config = load_config("paper", ["learning.data=digits"])\nfor source'
+    ),
+    "range(31)": "range(2)",
+}
+
+
+def blocks() -> Iterator[object]:
+    for page in PAGES:
+        for number, text in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.S)):
+            yield pytest.param(text, id=f"{page.stem}-{number}")
+
+
+def commands() -> Iterator[object]:
+    """Indented lines that start with `fedfade`, continued lines joined."""
+    for page in PAGES:
+        text = page.read_text().replace("\\\n", " ")
+        for line in re.findall(r"^ {4}(fedfade .*)$", text, re.M):
+            for part in re.split(r"&&", line.split(" #")[0]):
+                yield pytest.param(part.strip(), id=f"{page.stem}: {part.strip()[:60]}")
+
+
+@pytest.mark.parametrize("text", list(blocks()))
+def test_a_python_block_runs(text: str) -> None:
+    if "flwr" in text and find_spec("flwr") is None:
+        pytest.skip("needs fedfade[flower]")
+    for long, short in SMALLER.items():
+        text = text.replace(long, short)
+    exec(compile(text, "page", "exec"), {"__name__": "page"})
+
+
+@pytest.mark.parametrize("line", list(commands()))
+def test_a_command_is_understood(line: str) -> None:
+    """Its options exist, and its overrides are fields with allowed values."""
+    command: click.Command = typer.main.get_command(app)
+    words = shlex.split(line)[1:]
+    while isinstance(command, click.Group) and words and words[0] in command.commands:
+        command = command.commands[words.pop(0)]
+    known = {option for parameter in command.params for option in parameter.opts}
+    used = [word for word in words if re.fullmatch(r"-{1,2}[a-z][a-z-]*", word)]
+    assert set(used) <= known | {"--help"}
+    overrides = [after for word, after in pairwise(words) if word == "--set" and after != "..."]
+    preset = words[0] if words and not words[0].startswith("-") else "paper"
+    if overrides and command.name not in {"reproduce"}:
+        load_config(preset, overrides)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_files_a_page_names_are_there(page: Path) -> None:
+    text = page.read_text()
+    links = re.findall(r"\]\(([\w./-]+)\)", text)
+    named = re.findall(r"`((?:docs|tests|examples|src)/[\w./-]+\.\w+)`", text)
+    missing = [name for name in links if not (page.parent / name).exists()]
+    missing += [name for name in named if not (ROOT / name).exists()]
+    assert missing == []
