@@ -27,13 +27,14 @@ def load_dotted(field: str, path: str) -> object:
         for part in attribute.split("."):
             found = getattr(found, part)
     except Exception as error:  # whatever the user's module raises while it is imported
-        raise UserError(f"{field} = {path!r} cannot be loaded: {_one_line(error)}.") from None
+        raise UserError(f"{field} = {path!r} cannot be loaded: {one_line(error)}.") from None
     finally:
         if added:
             sys.path.remove(here)
     return found
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """What a user's code raised, to end a sentence with."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text.rstrip(".")[:200]

@@ -128,6 +128,35 @@ def test_equal_clients_take_turns(name: str, make_round) -> None:
     assert outcome.delivered.sum(0).tolist() == [2] * 10
 
 
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_who_begins_with_less_is_planned_with_less(name: str, make_round) -> None:
+    """A quarter left of everybody's payload is a quarter of the payload."""
+    scenario, round_ = make_round(8, 6, episodes=8)
+    quarter = replace(scenario, payload_bits=scenario.payload_bits / 4)
+    start, keys = start_round(quarter, 8), torch.arange(8)
+    found = play_round(load_policy(name), scenario, round_, keys, start=start)
+    wanted = play_round(load_policy(name), quarter, round_, keys)
+    assert wanted.delivered.any()
+    assert torch.equal(found.bits, wanted.bits)
+    assert torch.equal(found.finish_slot, wanted.finish_slot)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_who_has_nothing_to_send_takes_nobodys_turn(name: str, make_round) -> None:
+    """Two of ten take part in a round: one of them begins at once, mostly both."""
+    scenario, round_ = make_round(20, 3, episodes=5)
+    bits = torch.zeros(5, 10)
+    bits[:, [3, 8]] = scenario.payload_bits
+    policy, keys = load_policy(name), torch.arange(5)
+    outcome = play_round(policy, scenario, round_, keys, record=True, start=Progress(bits))
+    assert outcome.history is not None
+    sending = outcome.history.level != scenario.silent_level  # [slot, episode, client]
+    assert sending[0, :, [3, 8]].any(-1).all()
+    assert not sending[:, :, bits[0] == 0].any()
+    if name not in ("random", "wrap-around-schedule", "wrap-around-choice"):
+        assert sending[0, :, [3, 8]].all()
+
+
 def test_bits_add_up(make_round) -> None:
     scenario, round_ = make_round(20, 5, episodes=4)
     outcome = play_round(load_policy("max-sum-rate"), scenario, round_, torch.arange(4), True)
@@ -222,3 +251,33 @@ def test_unknown_policies_list_the_known() -> None:
         load_policy("no.such.module:Policy")
     with pytest.raises(UserError, match="has no 'name'"):
         load_policy("fractions:Fraction")
+
+
+def divides_by_zero() -> None:
+    raise ZeroDivisionError("division\nby zero")
+
+
+class TooNew:
+    """An entry point whose module cannot be imported."""
+
+    name = "too-new"
+
+    def load(self) -> None:
+        raise ImportError("no module named 'tomorrow'")
+
+
+def test_whatever_a_users_policy_raises_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"divides_by_zero' .*: division by zero\.$"):
+        load_policy(f"{__name__}:divides_by_zero")
+    with pytest.raises(UserError, match=r"policy 'fedfade.allocation:full_power' .*argument"):
+        load_policy("fedfade.allocation:full_power")
+    monkeypatch.setattr("fedfade.allocation.registry.entry_points", lambda group: [TooNew()])
+    with pytest.raises(UserError, match=r"policy = 'too-new' cannot be loaded: .*tomorrow'\.$"):
+        load_policy("too-new")
+
+
+@pytest.mark.parametrize("name", ["perfect", "genie", "qmix"])
+def test_what_knows_no_fading_has_none_of_old(name: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_policy(f"{name}@5", others=["qmix"])
+    assert f"policy = '{name}@5' is not allowed: it must be {name}," in str(caught.value)

@@ -46,6 +46,15 @@ def test_equal_clients_share_all_slots(scenario: Scenario) -> None:
     assert served[served > 0].min() >= plan.slots[0, 0]
 
 
+def test_slots_are_those_of_a_whole_payload(scenario: Scenario) -> None:
+    """Of which the share left takes its share, whatever a client begins with."""
+    snr = some_snr()
+    bits = scenario.payload_bits * torch.linspace(0.0, 1.0, 10).expand(64, -1)
+    plan = reserve(scenario, snr, torch.zeros(64), bits)
+    assert torch.equal(plan.slots, reserve(scenario, snr, torch.zeros(64)).slots)
+    assert not plan.bands[:, 0].any()  # nothing to send
+
+
 def test_turns_move_on_among_equals(scenario: Scenario) -> None:
     plan = reserve(scenario, torch.full((2, 10), 100.0), torch.tensor([0.0, 1.0]))
     assert (plan.bands.any(-1).any(-1)[0] != plan.bands.any(-1).any(-1)[1]).any()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, get_args
 
 from fedfade.allocation.deadline import DeadlineFeedback, DeadlineMatching
@@ -18,7 +18,7 @@ from fedfade.allocation.schedules import (
     WrapAroundChoice,
     WrapAroundSchedule,
 )
-from fedfade.dotted import load_dotted
+from fedfade.dotted import load_dotted, one_line
 from fedfade.errors import UserError, not_allowed
 
 PERFECT = "perfect"
@@ -61,24 +61,37 @@ def load_policy(name: str, others: Sequence[str] = ()) -> Policy:
     5
     """
     base, at, age = name.rpartition("@")
+    if at and base in (PERFECT, GENIE, *others):
+        raise not_allowed("policy", name, f"{base}, which has no older knowledge to go by")
     if at:
         return _with_old_csi(load_policy(base, others), name, age)
     if name in BUILT_IN:
         return BUILT_IN[name]()
     for entry in entry_points(group="fedfade.policies"):
         if entry.name == name:
-            return _checked(name, entry.load())
+            return _checked(name, _loaded(entry))
     if ":" not in name:
         known = ", ".join([*policy_names(), *others])
         raise not_allowed("policy", name, f"one of {known}, or module:factory")
     return _checked(name, load_dotted("policy", name))
 
 
+def _loaded(entry: EntryPoint) -> Any:
+    try:
+        return entry.load()
+    except Exception as error:  # whatever the package raises while it is imported
+        reason = one_line(error)
+        raise UserError(f"policy = {entry.name!r} cannot be loaded: {reason}.") from None
+
+
 def _checked(name: str, factory: Any) -> Policy:
     try:
         policy: Policy = factory() if callable(factory) else factory
-    except TypeError as error:
-        raise UserError(f"policy {name!r} cannot be made without arguments: {error}.") from None
+    except UserError:
+        raise
+    except Exception as error:
+        reason = one_line(error)
+        raise UserError(f"policy {name!r} cannot be made without arguments: {reason}.") from None
     for member in ("name", "scope", "begin", "act"):
         if not hasattr(policy, member):
             raise UserError(

@@ -126,9 +126,10 @@ class FinishFeedbackSchedule:
     gradient_aware = False
 
     def begin(self, view: View) -> Queue:
-        """Everybody waits in order of expected time."""
+        """Everybody waits in order of expected time; who has nothing to send comes first and
+        counts as called."""
         order = _shortest_first(view, _expected_slots(view))
-        return Queue(order, torch.full_like(order, -1), order.new_zeros(len(order)))
+        return Queue(order, torch.full_like(order, -1), (~view.active).sum(-1))
 
     def act(self, view: View, memory: Queue) -> Action:
         """Free the sub-bands of those who are done and call the next."""

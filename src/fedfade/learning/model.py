@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from fedfade.dotted import load_dotted
+from fedfade.dotted import load_dotted, one_line
 from fedfade.errors import UserError, not_allowed
 from fedfade.randomness import stream
 
@@ -79,7 +79,7 @@ def _from_factory(name: str, shape: ImageShape, classes: int) -> nn.Module:
     except UserError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = one_line(error)
         raise UserError(f"learning.model = {name!r} failed when called: {reason}.") from None
     if not isinstance(model, nn.Module):
         raise UserError(
@@ -98,9 +98,8 @@ def _check_output(name: str, model: nn.Module, shape: ImageShape, classes: int) 
         with torch.no_grad():
             found = model(torch.zeros(2, *shape))
     except Exception as error:
-        reason = " ".join(str(error).split())
         raise UserError(
-            f"learning.model = {name!r} does not accept images of shape {shape}: {reason[:200]}."
+            f"learning.model = {name!r} does not accept images of shape {shape}: {one_line(error)}."
         ) from None
     if not isinstance(found, Tensor) or found.shape != (2, classes):
         got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__

@@ -118,7 +118,7 @@ class Reservation(NamedTuple):
     bands: Tensor  # [episode, client, slot, band] bool
     grace: Tensor  # [episode, client, slot, band] bool, where to go on just after the own turn
     sent: Tensor  # [episode, client, slot] share of the payload expected to be sent before it
-    slots: Tensor  # [episode, client] expected slots alone on one sub-band
+    slots: Tensor  # [episode, client] expected for a whole payload alone on one sub-band
     rank: Tensor  # [episode, client] place in the order of service, 0 first
 
 
@@ -155,13 +155,13 @@ def reserve(
     change sub-band every slot in step, so that nobody is left with a bad one. With `choice`,
     sub-bands that the row does not fill are dealt to those who send, weakest first.
     """
-    if remaining_bits is None:
-        remaining_bits = torch.full_like(snr, scenario.payload_bits)
+    whole = torch.full_like(snr, scenario.payload_bits)
+    remaining_bits = whole if remaining_bits is None else remaining_bits
     bits = scenario.bandwidth_hz * scenario.slot_s
     choices = range(1, scenario.bands + 1 if choice else 2)
     rate = torch.stack([best_rate(snr, m, scenario.fading_shape) for m in choices], -1) * bits
-    tiny = torch.finfo(torch.float32).tiny
-    slots = remaining_bits / rate[..., 0].clamp(min=tiny)  # [episode, client]
+    alone = rate[..., 0].clamp(min=torch.finfo(torch.float32).tiny)
+    slots = remaining_bits / alone  # [episode, client]
     order = shortest_first(scenario, slots, round_number)
     # From here on clients are in the order of service: [episode, place].
     needed = slots.gather(1, order)
@@ -175,7 +175,7 @@ def reserve(
     bands, grace = (_hop(part.gather(1, place)) for part in (mine, _after(own)))
     sent = _payloads(mine, rate).cumsum(-1)
     sent = torch.nn.functional.pad(sent[..., :-1], (1, 0)).gather(1, place[..., 0])
-    return Reservation(bands, grace, sent, slots, rank)
+    return Reservation(bands, grace, sent, whole / alone, rank)
 
 
 def _most_likely(scenario: Scenario, needed: Tensor, rate: Tensor) -> Tensor:
