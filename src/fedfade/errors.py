@@ -43,7 +43,7 @@ _KNOBS = {
     "bound": "run.seeds or learning.batch_size",
     "ladder": "--seeds or --rounds",
     "reproduce": "run.seeds, qmix.replay_size or learning.batch_size",
-    "sweep": "--workers, or in the sweep's fields run.seeds or qmix.replay_size",
+    "sweep": "--workers, or in the sweep's fields qmix.replay_size or learning.batch_size",
     "channel": "--drops",
 }
 _SAVING = {"train", "compare", "reproduce", "sweep"}

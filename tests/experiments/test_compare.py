@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from fedfade.experiments import Comparison, RunFolder, read_rows, series
 from fedfade.experiments.comparison import gradient_bias
 from fedfade.experiments.run_folder import commit_of
 from fedfade.learning import Updates
+from fedfade.qmix.checkpoint import load_checkpoint
+from fedfade.storage import read_npz, write_npz
 from tests.conftest import TINY
 
 SETTINGS = [word for override in TINY for word in ("--set", override)]
@@ -275,6 +278,56 @@ def test_replay_shows_the_round_that_was_run(fedfade, tmp_path: Path) -> None:
         answer = fedfade("replay", out, *words)
         assert answer.code == 2
         assert sentence in answer.err
+
+
+def test_a_run_is_known_by_its_agents_and_not_by_their_folder(fedfade, tmp_path: Path) -> None:
+    agents, out = tmp_path / "agents", tmp_path / "run"
+    small = [*SETTINGS, "--set", "qmix.hidden=[4]", "--set", "qmix.gradients=synthetic"]
+    train = ["train", "paper", *small, "--out", agents]
+    words = ["compare", "paper", *small, "--policies", "random", "--checkpoint", agents]
+    assert fedfade(*train, "--episodes", 20).code == 0
+    assert fedfade(*words, "--out", out).code == 0
+    record = json.loads((out / "run.json").read_text())
+    assert record["agents"] == load_checkpoint(agents).files["agents"]["sha256"]
+    assert fedfade(*words, "--out", out).code == 0
+
+    assert fedfade(*train, "--episodes", 40).code == 0
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    picture = ["--out", tmp_path / "round.png"]
+    refused = [[*words, "--out", out], ["verify", out], ["replay", out, "--policy", "qmix"]]
+    for command in refused:
+        answer = fedfade(*command)
+        assert answer.code == 2
+        assert "are not those of the run" in answer.err
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
+    assert fedfade("replay", out, "--policy", "random", *picture).code == 0
+    # Half way they are refused as well; records of old do not say; who is gone cannot be asked.
+    (out / "run.json").write_text(json.dumps(record | {"finished": None}))
+    assert fedfade(*words, "--out", out).code == 2
+    (out / "run.json").write_text(json.dumps({n: v for n, v in record.items() if n != "agents"}))
+    assert fedfade(*words, "--out", out).code == 0
+    (out / "run.json").write_text(json.dumps(record))
+    shutil.rmtree(agents)
+    assert fedfade(*words, "--out", out).code == 0
+
+
+@pytest.mark.parametrize("damage", ["policies", "rounds", "kind", "payload_bits", "inner"])
+def test_replay_of_other_gradients_is_one_sentence(damage: str, fedfade, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert fedfade("compare", "paper", "--policies", "random", "--out", out, *SETTINGS).code == 0
+    stored = read_npz(out / "gradients.npz")
+    if damage == "policies":
+        stored["inner"] = stored["inner"][:1]
+    elif damage == "rounds":
+        stored["inner"] = stored["inner"][:, :1]
+    elif damage == "kind":
+        stored["inner"] = stored["inner"].astype(str)
+    else:
+        del stored[damage]
+    write_npz(out / "gradients.npz", stored)
+    answer = fedfade("replay", out, "--policy", "random", "--round", 2, "--seed", 1)
+    assert answer.code == 2
+    assert "does not belong to this run" in answer.err
 
 
 def test_strings_from_the_config_are_escaped(fedfade, tmp_path: Path) -> None:

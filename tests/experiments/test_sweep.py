@@ -137,6 +137,53 @@ def test_what_a_point_refuses_is_reported_and_the_rest_goes_on(fedfade, tmp_path
     assert "learning.data = 'nowhere.npz'" in error
 
 
+def test_a_value_that_yaml_takes_for_a_date(fedfade, tmp_path: Path) -> None:
+    path, out = tmp_path / "sweep.yaml", tmp_path / "out"
+    path.write_text("preset: paper\nset: {run.rounds: 1}\ngrid: {learning.data: [2024-01-01]}\n")
+    assert load_sweep(path).points[0].config.learning.data == "2024-01-01"
+    answer = fedfade("sweep", path, "--out", out, "--workers", 1)
+    assert answer.code == 1
+    assert "learning.data = '2024-01-01'" in read_table(out / "sweep.csv")[0]["error"]
+
+
+def test_a_damaged_point_is_reported_and_the_rest_goes_on(fedfade, tmp_path: Path) -> None:
+    path, out = sweep_file(tmp_path, seeds=2), tmp_path / "out"
+    assert fedfade("sweep", path, "--out", out, "--workers", 2).code == 0
+    whole = {line["point"]: line for line in read_table(out / "sweep.csv")}
+    damaged, other = whole
+    metrics = out / "points" / damaged / "metrics.csv"
+    for text in ("damaged", "".join(metrics.read_text().splitlines(keepends=True)[:-1])):
+        metrics.write_text(text)
+        answer = fedfade("sweep", path, "--out", out, "--workers", 2)
+        assert answer.code == 1
+        assert "metrics.csv" in answer.err
+        lines = {line["point"]: line for line in read_table(out / "sweep.csv")}
+        assert lines[damaged]["status"] == "failed"
+        assert lines[other]["accuracy"] == whole[other]["accuracy"]
+
+
+def test_points_of_agents_that_were_trained_on_are_refused(fedfade, tmp_path: Path) -> None:
+    agents, out = tmp_path / "agents", tmp_path / "out"
+    words = [w for o in [*TINY, "qmix.hidden=[4]"] for w in ("--set", o)]
+    train = ["train", "paper", *words, "--set", "qmix.gradients=synthetic", "--out", agents]
+    assert fedfade(*train, "--episodes", 20).code == 0
+    path = sweep_file(tmp_path, set={"allocation.checkpoint": str(agents)})
+    assert fedfade("sweep", path, "--out", out, "--workers", 1).code == 0
+    assert fedfade(*train, "--episodes", 40).code == 0
+    answer = fedfade("sweep", path, "--out", out, "--workers", 1)
+    assert answer.code == 1
+    (line,) = read_table(out / "sweep.csv")
+    assert "are not those of the run" in line["error"]
+
+
+def test_how_often_a_point_is_saved_does_not_make_it_another(tmp_path: Path) -> None:
+    names = [
+        load_sweep(sweep_file(tmp_path, set={"run.checkpoint_s": s})).points[0].name
+        for s in (5, 500)
+    ]
+    assert names[0] == names[1]
+
+
 def test_sigterm_stops_cleanly_and_the_sweep_goes_on(tmp_path: Path) -> None:
     path = sweep_file(tmp_path, set={"allocation.policies": [SLOW]}, seeds=2)
     out, trace = tmp_path / "out", tmp_path / "trace"
@@ -165,6 +212,9 @@ BAD = [
     ({"speed": 3}, "'speed' is not known"),
     ({"seeds": 0}, "seeds"),
     ({"seeds": [1, 1]}, "asks twice"),
+    ({"set": {"run.seeds": 5}}, "'run.seeds' is not allowed: the sweep's own 'seeds'"),
+    ({"grid": {"run.seed": [1, 2, 3]}}, "'run.seed' is not allowed: the sweep's own 'seeds'"),
+    ({"list": [{"run": {"seed": 7}}]}, "'run' is not allowed: the sweep's own 'seeds'"),
     ({"grid": {"radio.clusters": [14]}, "list": [{"radio.clusters": 3}]}, "both in grid"),
 ]
 

@@ -44,9 +44,8 @@ def compare(
     """Run every policy on the same channel and data; write a report with pictures."""
     from fedfade.config import load_config
     from fedfade.device import pick_device
-    from fedfade.experiments import Comparison, RunFolder, read_rows, write_report
-    from fedfade.experiments.comparison import compared_names
-    from fedfade.experiments.metrics import check_complete
+    from fedfade.experiments import Comparison, RunFolder, write_report
+    from fedfade.experiments.comparison import stored_rows
     from fedfade.experiments.report import left_out_lines
 
     fields = {
@@ -67,9 +66,7 @@ def compare(
     with stopping_cleanly(f"the same command continues in {folder.path}"), folder.open():
         if folder.finished:
             console.print(f"already finished: {folder.path}", highlight=False)
-            rows = read_rows(folder.metrics)
-            names = compared_names(config)
-            check_complete(rows, folder.metrics, names, config, config.run.rounds)
+            rows = stored_rows(folder)
         else:
             comparison = Comparison(config, chosen)
             console.print(comparison.alone.plan, highlight=False)

@@ -100,8 +100,6 @@ def compared_policy(config: Config, name: str) -> Policy:
         policy = load_policy_checkpoint(config.allocation.checkpoint, config)
     elif name in shipped_policies():
         policy = load_shipped_policy(name, config)
-    elif name == QMIX:
-        raise UserError("policy 'qmix' needs --checkpoint with a folder of fedfade train.")
     else:
         policy = load_policy(name, shipped_policies())
     policy.name = name
@@ -497,7 +495,7 @@ def compare_many(
             for comparison, place in group:
                 place.finish(**comparison.facts())
                 done += place.config.run.rounds
-        return [_stored_rows(place) for place in places]
+        return [stored_rows(place) for place in places]
 
 
 def _groups(
@@ -532,7 +530,8 @@ def _groups(
         yield group
 
 
-def _stored_rows(place: RunFolder) -> list[Row]:
+def stored_rows(place: RunFolder) -> list[Row]:
+    """The rows of a finished run; refused unless all are there."""
     rows = read_rows(place.metrics)
     names = compared_names(place.config)
     check_complete(rows, place.metrics, names, place.config, place.config.run.rounds)

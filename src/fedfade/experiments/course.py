@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedfade.config import Config
+from fedfade.errors import UserError
 from fedfade.experiments.metrics import Row, check_complete, read_rows, write_rows
 from fedfade.experiments.run_folder import RunFolder
 from fedfade.learning import ServerState
-from fedfade.storage import write_npz
+from fedfade.storage import read_npz, write_npz
 
 if TYPE_CHECKING:
     from fedfade.experiments.comparison import Comparison
@@ -111,3 +114,23 @@ class Course:
         found = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
         if found != shapes or done > self.rounds:
             raise self._folder.damaged()
+
+
+class Grams(NamedTuple):
+    """What `gradients.npz` keeps of a finished run."""
+
+    inner: np.ndarray  # [run, round, client, client]
+    payload_bits: float
+
+
+def stored_grams(folder: Path, config: Config, policies: int) -> Grams:
+    """The Gram matrices of a run of so many policies that learn; refused if they are not its."""
+    path, clients = folder / "gradients.npz", config.learning.clients
+    stored = read_npz(path, ("inner", "payload_bits"))
+    inner, payload = (stored.get(name, np.zeros(0)) for name in Grams._fields)
+    wanted = (config.run.seeds * policies, config.run.rounds, clients, clients)
+    if inner.shape != wanted or inner.dtype != np.float32:
+        raise UserError(f"{str(path)!r} does not belong to this run: it must hold {list(wanted)}.")
+    if payload.size != 1 or payload.dtype.kind != "f" or not 0 < payload.item() < np.inf:
+        raise UserError(f"{str(path)!r} does not belong to this run: payload_bits is missing.")
+    return Grams(inner, payload.item())

@@ -10,10 +10,9 @@ from typing import Protocol
 from fedfade.config import Config
 from fedfade.device import pick_device
 from fedfade.errors import UserError
-from fedfade.experiments.comparison import Comparison
-from fedfade.experiments.metrics import read_rows
+from fedfade.experiments.comparison import Comparison, stored_rows
 from fedfade.experiments.report import summaries
-from fedfade.experiments.run_folder import RunFolder
+from fedfade.experiments.run_folder import RunFolder, check_agents
 
 Tell = Callable[[int, int], None]
 """Told how many steps of how many are done."""
@@ -43,17 +42,23 @@ class ComparePoint:
         place = RunFolder(folder, config, device)
         with place.open():
             if place.finished:
+                stored_rows(place)  # refused if damaged
                 return
             comparison = Comparison(config, device)
             comparison.run(place, lambda done, doing: tell(done, config.run.rounds))
             place.finish(**comparison.facts())
 
     def finished(self, config: Config, folder: Path) -> bool:
-        """As the run's record says."""
-        return RunFolder(folder, config, pick_device("cpu")).finished
+        """As the run's record says, if it is one of these agents."""
+        place = RunFolder(folder, config, pick_device("cpu"))
+        if not place.finished:
+            return False
+        check_agents(folder, config, place.record)
+        return True
 
     def lines(self, config: Config, folder: Path) -> list[Line]:
         """Final accuracy and what the uplink did."""
+        rows = stored_rows(RunFolder(folder, config, pick_device("cpu")))
         return [
             {
                 "policy": line.policy,
@@ -64,7 +69,7 @@ class ComparePoint:
                 "fairness": line.fairness,
                 "sum_rate_bps": line.sum_rate_bps,
             }
-            for line in summaries(read_rows(folder / "metrics.csv"))
+            for line in summaries(rows)
         ]
 
 
@@ -132,9 +137,10 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def is_finished(command: str, config: Config, folder: Path) -> bool:
-    """Whether a point needs no more work; a damaged folder does."""
+def finished_lines(command: str, config: Config, folder: Path) -> list[Line] | None:
+    """What a point adds to the table; None if it needs work, and a damaged folder does."""
+    kind = KINDS[command]
     try:
-        return KINDS[command].finished(config, folder)
+        return kind.lines(config, folder) if kind.finished(config, folder) else None
     except UserError:
-        return False
+        return None

@@ -9,11 +9,11 @@ import torch
 
 from fedfade.allocation import GENIE, PERFECT
 from fedfade.errors import UserError, not_allowed
-from fedfade.experiments.comparison import compared_policy
+from fedfade.experiments.comparison import QMIX, compared_names, compared_policy
+from fedfade.experiments.course import stored_grams
 from fedfade.experiments.figures import round_figure
-from fedfade.experiments.run_folder import open_finished
+from fedfade.experiments.run_folder import check_agents, open_finished
 from fedfade.experiments.uploads import Uplink
-from fedfade.storage import read_npz
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,23 +24,25 @@ def replay_figure(folder: Path, policy_name: str, seed: int, number: int) -> Fig
     config, record = open_finished(folder)
     if record.get("finished") is None:
         raise UserError(f"{str(folder)!r} is not finished: run the same fedfade compare again.")
-    stored = read_npz(folder / "gradients.npz")
-    names = [str(name) for name in stored["policy"]]
-    sending = [name for name in dict.fromkeys(names) if name != PERFECT]
+    names = [name for name in compared_names(config) if name != GENIE]
+    sending = [name for name in names if name != PERFECT]
     if policy_name not in sending:
         why = f"one of {', '.join(sending)}"
         if policy_name in (PERFECT, GENIE):
             why += " (this one is a bound and sends nothing)"
         raise not_allowed("--policy", policy_name, why)
-    seeds = sorted({int(s) for s in stored["seed"]})
+    seeds = range(config.run.seed, config.run.seed + config.run.seeds)
     if seed not in seeds:
         raise not_allowed("--seed", seed, f"one of {', '.join(map(str, seeds))}")
     if not 0 <= number < config.run.rounds:
         raise not_allowed("--round", number, f"between 0 and {config.run.rounds - 1}")
-    rows = [i for i, name in enumerate(names) if name == policy_name]
-    inner = torch.from_numpy(stored["inner"][rows, number])  # [seed, client, client]
+    if policy_name == QMIX:
+        check_agents(folder, config, record)
+    stored = stored_grams(folder, config, len(names))
+    own = stored.inner[names.index(policy_name) :: len(names), number]  # [seed, client, client]
+    inner = torch.from_numpy(own)
     policy = compared_policy(config, policy_name)
-    uplink = Uplink(config, float(stored["payload_bits"]), torch.device("cpu"))
+    uplink = Uplink(config, stored.payload_bits, torch.device("cpu"))
     outcome = uplink.play(policy, number, inner, record=True)
     assert outcome.history is not None
     episode = seeds.index(seed)

@@ -1,7 +1,7 @@
 """A run folder: what was asked, on what, how far it got.
 
 config.yaml       the resolved configuration, a comment per field
-run.json          version, commit, environment, command, times, whether it is finished
+run.json          version, commit, environment, command, agents, times, whether it is finished
 metrics.csv       one row per seed, policy and round
 checkpoint.safetensors   where to go on; gone when the run is finished
 """
@@ -26,6 +26,7 @@ from torch import Tensor
 from fedfade import __version__
 from fedfade.config import Config, differences, load_config, render_config
 from fedfade.errors import UserError
+from fedfade.qmix.checkpoint import has_checkpoint, load_checkpoint
 from fedfade.storage import (
     folder_lock,
     is_temporary,
@@ -41,7 +42,7 @@ FREE_FIELDS = ("run.device", "run.checkpoint_s", "learning.data_dir")
 
 
 def provenance(config: Config, device: torch.device) -> dict[str, Any]:
-    """Who made this run: version, commit, environment, command."""
+    """Who made this run: version, commit, environment, command, and which agents took part."""
     return {
         "fedfade": __version__,
         "commit": commit_of(Path(__file__)),
@@ -52,9 +53,28 @@ def provenance(config: Config, device: torch.device) -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "agents": _agents_digest(config),
         "started": _now(),
         "finished": None,
     }
+
+
+def _agents_digest(config: Config) -> str | None:
+    """SHA-256 of the trained agents in `allocation.checkpoint`, if it names any that are there."""
+    folder = config.allocation.checkpoint
+    if folder is None or not has_checkpoint(Path(folder)):
+        return None
+    return load_checkpoint(Path(folder)).files["agents"]["sha256"]
+
+
+def check_agents(path: Path, config: Config, record: Mapping[str, Any]) -> None:
+    """Refuse agents other than the run's; old records do not say, and agents may be gone."""
+    then, now = record.get("agents"), _agents_digest(config)
+    if None not in (then, now) and then != now:
+        raise UserError(
+            f"the agents in {str(config.allocation.checkpoint)!r} are not those of the run in "
+            f"{str(path)!r}: choose another folder for a run of them, or bring the old ones back."
+        )
 
 
 def _now() -> str:
@@ -96,13 +116,15 @@ class RunFolder:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Hold the folder, refusing one of another configuration or in use."""
+        """Hold the folder, refusing one of another configuration, of other agents or in use."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"--out {str(self.path)!r} is a file: it must be a folder.")
         with folder_lock(self.path):
             self._check_config()
             new = not self._record.exists()
-            if new:
+            if not new:
+                check_agents(self.path, self.config, self.record)
+            else:
                 write_text(self._asked, render_config(self.config))
                 write_json(self._record, provenance(self.config, self._device))
             try:

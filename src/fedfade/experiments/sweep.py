@@ -28,7 +28,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedfade.config import Config, load_config, parse_yaml
 from fedfade.errors import UserError, not_allowed
-from fedfade.experiments.points import KINDS, Line, is_finished
+from fedfade.experiments.points import Line, finished_lines
+from fedfade.experiments.run_folder import FREE_FIELDS
 from fedfade.experiments.workers import Resources, Task
 from fedfade.storage import folder_lock, read_bytes, write_text
 
@@ -98,7 +99,7 @@ def load_sweep(path: Path, extra: Sequence[str] = ()) -> Sweep:
     for varied in _combinations(asked):
         for seed in _seeds(asked):
             changes = asked.set | varied | {"run.seed": seed, "run.seeds": 1}
-            overrides = [f"{name}={json.dumps(value)}" for name, value in changes.items()]
+            overrides = [f"{n}={json.dumps(v, default=str)}" for n, v in changes.items()]
             config = load_config(asked.preset, [*overrides, *extra])
             name = point_name(asked.command, varied, seed, config)
             if name in points:
@@ -130,6 +131,12 @@ def _read(path: Path) -> SweepConfig:
 
 
 def _combinations(asked: SweepConfig) -> Iterator[dict[str, Any]]:
+    for name in (name for part in (asked.set, asked.grid, *asked.points) for name in part):
+        if name.strip() in ("run", "run.seed", "run.seeds"):
+            raise UserError(
+                f"sweep field {name!r} is not allowed: the sweep's own 'seeds' sets seeds, and "
+                "other fields of run go by their full names."
+            )
     count = math.prod(len(values) for values in asked.grid.values()) * max(1, len(asked.points))
     if not 0 < count <= MAX_POINTS:
         raise not_allowed("sweep", f"{count} points", f"at least 1 and at most {MAX_POINTS}")
@@ -146,14 +153,15 @@ def _seeds(asked: SweepConfig) -> list[int]:
 
 
 def point_name(command: str, varied: dict[str, Any], seed: int, config: Config) -> str:
-    """A folder name a person can read, and a digest of all that decides the result.
+    """A folder name a person can read, and a digest of the configuration.
 
     >>> config = load_config("paper")
     >>> point_name("compare", {"radio.clusters": 14}, 3, config)[:-8]
     'clusters=14_seed=3-'
     """
     tree = config.model_dump()
-    del tree["run"]["device"], tree["learning"]["data_dir"]  # where it runs, not what it computes
+    for part, name in (free.split(".") for free in FREE_FIELDS):
+        del tree[part][name]
     content = json.dumps([command, tree], sort_keys=True)
     digest = hashlib.blake2b(content.encode(), digest_size=4).hexdigest()
     parts = [_slug(varied), f"seed={seed}"] if varied else [f"seed={seed}"]
@@ -200,7 +208,7 @@ def run_sweep(
         tasks = [
             Task(point.name, command, point.config, folders[point.name])
             for point in sweep.points
-            if not is_finished(command, point.config, folders[point.name])
+            if finished_lines(command, point.config, folders[point.name]) is None
         ]
         progress = Progress(len(sweep.points), len(sweep.points) - len(tasks))
         failures: dict[str, str] = {}
@@ -241,8 +249,8 @@ def table_lines(sweep: Sweep, out: Path, failures: dict[str, str]) -> list[Line]
     for point in sweep.points:
         folder = out / "points" / point.name
         head: Line = {"point": point.name, **point.varied, "seed": point.seed}
-        if is_finished(command, point.config, folder):
-            results = KINDS[command].lines(point.config, folder)
+        results = finished_lines(command, point.config, folder)
+        if results is not None:
             lines += [head | {"status": "done"} | result for result in results]
         elif point.name in failures:
             lines.append(head | {"status": "failed", "error": failures[point.name]})
@@ -266,7 +274,7 @@ def write_table(sweep: Sweep, out: Path, failures: dict[str, str]) -> None:
 def _cell(value: object) -> object:
     if isinstance(value, float) and math.isnan(value):
         return ""
-    return json.dumps(value) if isinstance(value, (list, dict)) else value
+    return json.dumps(value, default=str) if isinstance(value, (list, dict)) else value
 
 
 def seed_means(sweep: Sweep, lines: Sequence[Line]) -> list[Line]:

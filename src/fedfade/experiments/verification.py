@@ -12,16 +12,15 @@ import numpy as np
 import torch
 
 from fedfade import __version__
-from fedfade.config import Config
 from fedfade.device import matrix_products
 from fedfade.errors import UserError
 from fedfade.experiments.comparison import Comparison
+from fedfade.experiments.course import stored_grams
 from fedfade.experiments.metrics import Row, check_complete, read_rows
-from fedfade.experiments.run_folder import open_finished
+from fedfade.experiments.run_folder import check_agents, open_finished
 from fedfade.qmix.checkpoint import has_checkpoint, load_checkpoint
 from fedfade.qmix.run import saved_curve
 from fedfade.qmix.trainer import Report, Trainer
-from fedfade.storage import read_npz
 
 Tell = Callable[[int, str], None]
 
@@ -56,13 +55,14 @@ def _verify_comparison(folder: Path, steps: int, device: torch.device, tell: Tel
     config, record = open_finished(folder)
     if record.get("finished") is None:
         raise UserError(f"{str(folder)!r} is not finished: run the same fedfade compare again.")
+    check_agents(folder, config, record)
     path, total = folder / "metrics.csv", config.run.rounds
     rows = read_rows(path)
     answer = Verification("rounds", min(steps, total), total, notes=_changed(record, device))
     comparison = Comparison(config, device)
     check_complete(rows, path, comparison.all_policies, config, total)
     stored = {(row.seed, row.policy, row.round): row for row in rows}
-    inner = _stored_inner(folder, comparison, config)
+    inner = stored_grams(folder, config, len(comparison.runs.policies)).inner
     at = comparison.start()
     with _threads(record.get("threads")), matrix_products(config.run.precision):
         for number in range(answer.again):
@@ -78,16 +78,6 @@ def _compare_rows(answer: Verification, then: Row, now: Row) -> None:
     place = f"{now.policy}, seed {now.seed}, round {now.round}"
     for name in Row._fields[3:]:  # the first three say which row it is
         answer.compare(place, name, getattr(then, name), getattr(now, name))
-
-
-def _stored_inner(folder: Path, comparison: Comparison, config: Config) -> np.ndarray:
-    """Gram matrices of the run: [run, round, client, client]."""
-    path, clients = folder / "gradients.npz", config.learning.clients
-    inner = read_npz(path, ("inner",)).get("inner", np.zeros(0))
-    wanted = (len(comparison.runs.seed_of_run), config.run.rounds, clients, clients)
-    if inner.shape != wanted:
-        raise UserError(f"{str(path)!r} does not belong to this run: it must hold {list(wanted)}.")
-    return inner
 
 
 def _verify_training(folder: Path, steps: int, device: torch.device, tell: Tell) -> Verification:
