@@ -119,6 +119,23 @@ def test_labels_beyond_the_classes(tmp_path: Path) -> None:
         load_data(config(tmp_path / "d"))
 
 
+@pytest.mark.parametrize("kind", ["train", "test"])
+def test_files_of_different_shapes(tmp_path: Path, kind: str) -> None:
+    for name in ("train_1", "train_2", "test_1", "test_2"):
+        other = name == f"{kind}_2"
+        write(tmp_path / f"{name}.npz", np.zeros((20, 9 if other else 8, 8), np.uint8), LABELS)
+    with pytest.raises(UserError, match=f"the {kind}.* files in .* differ in shape"):
+        load_data(config(tmp_path))
+
+
+@pytest.mark.parametrize("there", ["test_images", "test_labels"])
+def test_half_a_test_set(tmp_path: Path, there: str) -> None:
+    extra = {"test_images": IMAGES, "test_labels": LABELS}[there]
+    path = write(tmp_path / "half.npz", IMAGES, LABELS, **{there: extra})
+    with pytest.raises(UserError, match="'test_images' and 'test_labels' or neither"):
+        load_data(config(path))
+
+
 @pytest.mark.parametrize("make", ["empty", "pickle", "text", "missing"])
 def test_bad_files(tmp_path: Path, make: str) -> None:
     path = tmp_path / "x.npz"
@@ -193,6 +210,22 @@ def test_download_converts_bytes_faithfully(tmp_path: Path, served: tuple[Path, 
     # The second time what is there is used: the server's file is gone.
     (folder / "c.tar.gz").unlink()
     assert fetch_cifar10(tmp_path / "d", source(raw, url)) == out
+
+
+@pytest.mark.parametrize("lost", ["train_1", "train_4", "test"])
+def test_a_part_of_cifar10_is_not_cifar10(
+    tmp_path: Path, served: tuple[Path, str], lost: str
+) -> None:
+    folder, url = served
+    raw = archive()
+    (folder / "c.tar.gz").write_bytes(raw)
+    out = fetch_cifar10(tmp_path / "d", source(raw, url))
+    (out / f"{lost}.npz").unlink()
+    with pytest.raises(UserError, match="CIFAR-10 is not in"):
+        load_data(LearningConfig(data="cifar10", data_dir=str(tmp_path / "d")))
+    fetch_cifar10(tmp_path / "d", source(raw, url))
+    data = load_data(LearningConfig(data="cifar10", data_dir=str(tmp_path / "d")))
+    assert len(data.train_labels) == 10
 
 
 @pytest.mark.parametrize("fault", ["checksum", "truncated", "lacking", "size", "offline"])

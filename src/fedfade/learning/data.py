@@ -21,6 +21,7 @@ from fedfade.randomness import numpy_generator
 from fedfade.storage import read_json, read_npz
 
 DATA_VARIABLE = "FEDFADE_DATA"
+CIFAR10_FILES = (*(f"train_{k}" for k in range(1, 6)), "test")
 _TEST_SHARE = 0.2  # of data that come without a test set
 _MAX_CLASSES = 100_000
 
@@ -86,10 +87,10 @@ def data_folder(data_dir: str | Path | None = None) -> Path:
 
 
 def find_cifar10(data_dir: str | Path | None = None) -> Path | None:
-    """The folder that holds CIFAR-10: the data folder itself or `cifar10` in it."""
+    """The folder that holds all of CIFAR-10: the data folder itself or `cifar10` in it."""
     root = data_folder(data_dir)
     for folder in (root / "cifar10", root):
-        if (folder / "train_1.npz").is_file() and (folder / "test.npz").is_file():
+        if all((folder / f"{name}.npz").is_file() for name in CIFAR10_FILES):
             return folder
     return None
 
@@ -127,28 +128,34 @@ def _from_folder(folder: Path, name: str) -> Dataset:
         raise UserError(
             f"learning.data: folder {str(folder)!r} has no train*.npz (and not one single .npz)."
         )
-    parts = [_read_pair(path) for path in training]
-    if len({images.shape[1:] for images, _ in parts}) > 1:
-        raise UserError(f"learning.data: the training files in {str(folder)!r} differ in shape.")
-    images = np.concatenate([images for images, _ in parts])
-    labels = np.concatenate([labels for _, labels in parts])
+    images, labels = _read_pairs(training, "training")
     names = _class_names(folder / "classes.json")
     testing = sorted(folder.glob("test*.npz"))
     if not testing:
         return _split(name, images, labels, names)
-    tests = [_read_pair(path) for path in testing]
-    test_images = np.concatenate([images for images, _ in tests])
-    test_labels = np.concatenate([labels for _, labels in tests])
+    test_images, test_labels = _read_pairs(testing, "test")
     return _assemble(name, images, labels, test_images, test_labels, names)
 
 
 def _from_file(path: Path) -> Dataset:
     images, labels = _read_pair(path)
     extra = read_npz(path, ("test_images", "test_labels"))
-    if len(extra) == 2:
+    if len(extra) == 1:
+        raise UserError(f"{str(path)!r} must hold 'test_images' and 'test_labels' or neither.")
+    if extra:
         test_images, test_labels = _checked_pair(path, extra["test_images"], extra["test_labels"])
         return _assemble(path.stem, images, labels, test_images, test_labels, None)
     return _split(path.stem, images, labels, None)
+
+
+def _read_pairs(paths: list[Path], kind: str) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
+    """One after the other."""
+    images, labels = zip(*map(_read_pair, paths), strict=True)
+    if len({part.shape[1:] for part in images}) > 1:
+        raise UserError(
+            f"learning.data: the {kind} files in {str(paths[0].parent)!r} differ in shape."
+        )
+    return np.concatenate(images), np.concatenate(labels)
 
 
 def _read_pair(path: Path) -> tuple[NDArray[np.generic], NDArray[np.int64]]:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfade.errors import UserError
-from fedfade.learning.data import find_cifar10
+from fedfade.learning.data import CIFAR10_FILES, find_cifar10
 from fedfade.storage import make_folder, write_json, write_npz
 
 CLASSES = (
@@ -36,7 +36,8 @@ CLASSES = (
     "ship",
     "truck",
 )
-_FILES = {f"data_batch_{k}.bin": f"train_{k}" for k in range(1, 6)} | {"test_batch.bin": "test"}
+_BATCHES = (*(f"data_batch_{k}.bin" for k in range(1, 6)), "test_batch.bin")
+_FILES = dict(zip(_BATCHES, CIFAR10_FILES, strict=True))
 _RECORD = 1 + 3 * 32 * 32
 _MAX_ARCHIVE_BYTES = 2**30
 
