@@ -325,7 +325,7 @@ class QmixConfig(_Branch):
     advance: _Weight = Field(
         0.0,
         description="potential-based reward while training: paid for the share of a payload sent, "
-        "taken back at the end from who did not finish",
+        "taken back when a client finishes or the round ends",
     )
     dueling: bool = Field(
         False,
@@ -378,6 +378,14 @@ class QmixConfig(_Branch):
         if self.batch_size > self.replay_size:
             raise not_allowed(
                 "qmix.batch_size", self.batch_size, f"at most qmix.replay_size = {self.replay_size}"
+            )
+        rows = -(-self.replay_size // self.parallel_episodes)  # slots of all episodes
+        if self.n_step > rows:
+            raise not_allowed(
+                "qmix.n_step",
+                self.n_step,
+                f"at most {rows}, the slots in qmix.replay_size = {self.replay_size} transitions "
+                f"of qmix.parallel_episodes = {self.parallel_episodes}",
             )
         return self
 

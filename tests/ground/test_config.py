@@ -38,6 +38,7 @@ FAULTS = [
     ("learning.payload_bits=-1", "learning.payload_bits = -1", "at least 1e-20"),
     ("cell.min_distance_m=600", "cell.min_distance_m = 600", "inner radius"),
     ("qmix.batch_size=20000", "qmix.batch_size = 20000", "qmix.replay_size"),
+    ("qmix.n_step=501", "qmix.n_step = 501", "at most 500, the slots in qmix.replay_size"),
     ("allocation.policies=[random, random]", "allocation.policies", "without repetitions"),
     ("run.seed=-1", "run.seed = -1", "at least 0"),
     ("nonsense", "--set = 'nonsense'", "section.field=value"),

@@ -186,6 +186,26 @@ def test_episodes_repeat_their_fading_when_told_to(tiny: Config, overrides: list
     assert torch.equal(same[0], same[19])
 
 
+def test_what_is_paid_in_advance_is_taken_back(overrides: list[str]) -> None:
+    """Discounted, the potential adds up to nothing in every episode, whoever finishes; who does
+    gives all of it back in that slot."""
+    easy = [*overrides, "learning.payload_bits=2e5"]
+    plain, paid = (
+        Trainer(load_config("small-cell", [*easy, f"qmix.advance={weight}"])) for weight in (0, 1)
+    )
+    for trainer in (plain, paid):
+        trainer.play_batch()
+    slots, episodes = paid.scenario.slots, paid.rollout.episodes
+    assert torch.equal(plain.replay.choice, paid.replay.choice)  # all is explored in this batch
+    extra = (paid.replay.reward - plain.replay.reward)[0, : slots * episodes].view(slots, episodes)
+    assert 0 < int(paid.rollout.delivered.sum()) < paid.rollout.delivered.numel()
+    assert float(extra.max()) > 0.1
+    assert float(extra.min()) < -0.1
+    discount = paid.config.qmix.gamma ** torch.arange(slots)
+    # sums of twelve float32 of order 1, the rewards themselves of order 1 too
+    assert float((discount @ extra).abs().max()) < 1e-5
+
+
 def test_several_seeds_in_one_program_are_each_what_they_are_alone(
     tiny_federated: Config, tmp_path: Path
 ) -> None:

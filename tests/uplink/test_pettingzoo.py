@@ -193,3 +193,13 @@ def test_torchrl_accepts_the_environment() -> None:
     check_env_specs(
         envs.PettingZooWrapper(parallel_env("small-cell"), return_state=True, use_mask=False)
     )
+
+
+def test_a_benchmarl_task_is_as_long_as_its_environment() -> None:
+    """Runs where the `peers` extra is installed."""
+    pytest.importorskip("benchmarl")
+    warnings.simplefilter("ignore")
+    from fedfade.uplink.benchmarl import UplinkTask
+
+    task = UplinkTask("small-cell", {"max_cycles": 7})
+    assert task.max_steps(task.get_env_fun(1, False, 0, "cpu")()) == 7

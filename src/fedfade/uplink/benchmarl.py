@@ -10,7 +10,6 @@ from torchrl.data import Composite
 from torchrl.envs import EnvBase, PettingZooWrapper
 from torchrl.envs.utils import MarlGroupMapType
 
-from fedfade.config import load_config
 from fedfade.uplink.parallel import parallel_env
 
 
@@ -40,8 +39,9 @@ class UplinkTask(TaskClass):  # type: ignore[misc]
         return True
 
     def max_steps(self, env: EnvBase) -> int:
-        """Slots of a round."""
-        return load_config(self.name).radio.slots
+        """Slots of a round, in the environment that was made."""
+        slots: int = env.scenario.slots
+        return slots
 
     def has_render(self, env: EnvBase) -> bool:
         """Not while timing."""
