@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ from fedfade.qmix import Trainer, load_policy_checkpoint, train
 from fedfade.qmix import run as run_module
 from fedfade.qmix.checkpoint import load_checkpoint
 from fedfade.qmix.trainer import Diverged
+from fedfade.radio import Channel
+from fedfade.uplink import Rounds, gradient_source
 from fedfade.uplink.observation import part_columns
 
 
@@ -186,6 +189,32 @@ def test_episodes_repeat_their_fading_when_told_to(tiny: Config, overrides: list
     assert torch.equal(same[0], same[19])
 
 
+@pytest.mark.parametrize("parallel", [20, 5])
+def test_fading_drawn_ahead_is_used(
+    overrides: list[str], parallel: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rounds at a time, with one batch of episodes a round and with four: each fading is drawn
+    once, and is what it is without drawing ahead."""
+    config = load_config("small-cell", [*overrides, f"qmix.parallel_episodes={parallel}"])
+    batches = 2 * 3 * 20 // parallel  # two cycles of three rounds
+    plain = Rounds(config, gradient_source(config), parallel, [0])
+    wanted = [plain.round(batch).fading for batch in range(batches)]
+    rounds = Rounds(config, gradient_source(config), parallel, [0])
+    rounds._at_once = 2
+    drawn: list[tuple[int, int]] = []
+    gains = Channel.small_scale_gains
+
+    def count(self: Channel, seeds: list[int], rounds: range, episodes: range, *rest: Any) -> Any:
+        drawn.extend((round, episode) for round in rounds for episode in episodes)
+        return gains(self, seeds, rounds, episodes, *rest)
+
+    monkeypatch.setattr(Channel, "small_scale_gains", count)
+    for batch in range(batches):
+        assert torch.equal(rounds.round(batch).fading, wanted[batch])
+    assert sorted(drawn) == sorted(2 * [(r, e) for r in range(3) for e in range(20)])
+    assert not rounds._ahead
+
+
 def test_what_is_paid_in_advance_is_taken_back(overrides: list[str]) -> None:
     """Discounted, the potential adds up to nothing in every episode, whoever finishes; who does
     gives all of it back in that slot."""
@@ -251,6 +280,20 @@ def test_seeds_saved_at_different_moments_draw_level(tiny: Config, tmp_path: Pat
         assert torch.equal(one["replay/choice"], other["replay/choice"])
         for name, tensor in one.items():
             torch.testing.assert_close(tensor, other[name], rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def test_who_lags_behind_is_not_trained_past_the_end(overrides: list[str], tmp_path: Path) -> None:
+    """One seed at batch 4 and one at 2, then fewer episodes are asked for than the first had."""
+
+    def asked(batches: int) -> Config:
+        return load_config("small-cell", [*overrides, f"qmix.episodes={20 * batches}"])
+
+    train(asked(2), tmp_path, seeds=[0, 1])
+    train(asked(4), tmp_path / "seed-0")
+    for batches, reached in ((1, [4, 2]), (3, [4, 3])):
+        train(asked(batches), tmp_path, seeds=[0, 1])
+        folders = [tmp_path / "seed-0", tmp_path / "seed-1"]
+        assert [load_checkpoint(folder).batch for folder in folders] == reached
 
 
 # --- bad input ---------------------------------------------------------------------------------

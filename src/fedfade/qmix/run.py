@@ -67,9 +67,10 @@ def train(
             for run in group:
                 write_text(run.folder / "config.yaml", render_config(run.config))
             _resume(trainer, group)
-            last = trainer.batches if until is None else until
+            # Who was once trained for longer than is asked now stays ahead of the others.
+            last = trainer.batches if until is None else min(until, trainer.batches)
             _play_to(trainer, group, last, on_report, checkpoint_s)
-            if until is None:
+            if until is None or until > last:
                 return trainer
 
 

@@ -20,7 +20,7 @@ from fedfade.uplink.scenario import scenario_from_config
 from fedfade.uplink.slot import Round
 
 _AHEAD = 4000
-"""Client-rounds of fading drawn at once on CUDA, where few cost as much as many."""
+"""Client-rounds of fading drawn ahead on CUDA, where few cost as much as many."""
 
 
 class Rounds:
@@ -55,6 +55,8 @@ class Rounds:
         self._cell = Cell(config.cell, config.radio, clients)
         self._channel = Channel(config.radio, config.cell, clients, device)
         self._batches = per_round // episodes  # in a federated round
+        whole = len(self.seeds) * per_round * clients  # client-rounds of a federated round
+        self._at_once = 1 if self.device.type == "cpu" else max(1, _AHEAD // whole)  # rounds
         self._cycle = -1
         self._round = -1
         self._trajectory: Trajectory | None = None
@@ -103,7 +105,7 @@ class Rounds:
             one = self._channel.small_scale_gain(seeds, place[1], [0], self._trajectory)
             return one.expand(-1, self.episodes, -1, -1, -1).flatten(0, 1)
         if place not in self._ahead:
-            self._ahead = self._fetch(seeds, place)
+            self._ahead |= self._fetch(seeds, place)
         return self._ahead.pop(place)
 
     def _fetch(
@@ -112,9 +114,7 @@ class Rounds:
         """The fading of this batch of episodes; on CUDA of the next rounds too, as cheaply."""
         assert self._trajectory is not None
         cycle, number, part = place
-        batch = len(seeds) * self.episodes * self.config.learning.clients  # client-rounds
-        ahead = 1 if self.device.type == "cpu" else max(1, _AHEAD // batch)
-        rounds = range(number, min(number + ahead, self.config.run.rounds))
+        rounds = range(number, min(number + self._at_once, self.config.run.rounds))
         episodes = range(part * self.episodes, (part + 1) * self.episodes)
         gains = self._channel.small_scale_gains(seeds, rounds, episodes, self._trajectory)
         by_round = gains.transpose(0, 1).flatten(1, 2)  # [round, run x episode, slot, client, band]
