@@ -87,6 +87,15 @@ def test_normalisation_rebuilds_the_observation(trained: tuple[Path, Trainer], t
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
 
+def test_a_payload_counted_from_the_model_is_a_number() -> None:
+    config = load_config(
+        "small-cell",
+        ["learning.data=digits", "learning.payload_bits=auto", "qmix.gradients=learning"],
+    )
+    (part,) = (p for p in normalisation(config)["inputs"] if p["name"] == "remaining")
+    assert part["divide"] == 32 * (94410 + 448)  # parameters and running statistics
+
+
 def test_normalisation_of_every_part() -> None:
     """A device is told about whatever an agent may have been trained on."""
     parts = get_args(ObservationPart)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedfade.config import RadioConfig
-from fedfade.radio import db_to_linear, dbm_to_w, noise_w, rate_bps, sinr, slot_bits
+from fedfade.radio import db_to_linear, dbm_to_w, noise_w, rate_bps, sinr
 
 
 def looped(
@@ -71,15 +71,8 @@ def test_levels_and_rates() -> None:
     ratio = torch.tensor([0.0, 1e-6, 1.0, 1e6])
     expected = [5e6 * math.log2(1 + float(r)) for r in ratio]
     assert rate_bps(ratio, 5e6).tolist() == pytest.approx(expected, rel=1e-5)
-    bits = slot_bits(
-        torch.tensor([[3.0]]),
-        torch.tensor([0]),
-        torch.tensor([1.0]),
-        1.0,
-        bandwidth_hz=5e6,
-        slot_s=2e-3,
-    )
-    assert bits.tolist() == pytest.approx([20_000.0])
+    alone = sinr(torch.tensor([[3.0]]), torch.tensor([0]), torch.tensor([1.0]), 1.0)
+    assert (2e-3 * rate_bps(alone, 5e6)).tolist() == pytest.approx([20_000.0])  # bits of a slot
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

@@ -14,7 +14,7 @@ from fedfade.errors import UserError
 from fedfade.qmix.checkpoint import load_checkpoint
 from fedfade.qmix.policy import ClientNetwork, load_agents
 from fedfade.storage import write_json, writing
-from fedfade.uplink import observation, scenario_from_config
+from fedfade.uplink import gradient_source, observation, scenario_from_config
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -105,7 +105,9 @@ def normalisation(config: Config) -> dict[str, Any]:
     """
     bound = observation.BOUND
     payload = config.learning.payload_bits
-    scales: dict[str, tuple[str, float, Any]] = {
+    if payload == "auto":  # which is allowed only where there is a model to count
+        payload = gradient_source(config).payload_bits
+    scales: dict[str, tuple[str, float, float]] = {
         "alphas": (
             "mean SNR of every client at full power, dB",
             observation.SNR_CENTRE_DB,

@@ -2,7 +2,7 @@
 
 Cell      where clients are, their large-scale gain                    [run, round, client]
 Channel   small-scale gain, per slot and sub-band       [run, episode, slot, client, band]
-sinr, rate_bps, slot_bits    what the base station hears                    [..., client]
+sinr, rate_bps    what the base station hears                                 [..., client]
 """
 
 from fedfade.radio.cell import Cell, Place, Trajectory
@@ -14,7 +14,6 @@ from fedfade.radio.link import (
     rate_bps,
     received_w,
     sinr,
-    slot_bits,
 )
 from fedfade.radio.scenario import path_loss_db
 
@@ -30,5 +29,4 @@ __all__ = [
     "rate_bps",
     "received_w",
     "sinr",
-    "slot_bits",
 ]

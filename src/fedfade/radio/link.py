@@ -77,16 +77,3 @@ def rate_bps(ratio: Tensor, bandwidth_hz: float) -> Tensor:
     tensor([ 5000000., 10000000.])
     """
     return torch.log1p(ratio) * (bandwidth_hz / math.log(2.0))
-
-
-def slot_bits(
-    gain: Tensor,
-    band: Tensor,
-    power_w: Tensor,
-    noise_w: Tensor | float,
-    *,
-    bandwidth_hz: float,
-    slot_s: float,
-) -> Tensor:
-    """Bits each client delivers in one slot: [..., client]."""
-    return rate_bps(sinr(gain, band, power_w, noise_w), bandwidth_hz) * slot_s

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedfade.config import Config, RadioConfig, RewardConfig
-from fedfade.radio.link import dbm_to_w
+from fedfade.radio.link import dbm_to_w, noise_w
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def scenario_from_config(
         payload_bits=float(payload_bits),
         bandwidth_hz=radio.bandwidth_hz,
         slot_s=radio.slot_s,
-        noise_w=math.pow(10.0, (radio.noise_dbm - 30.0) / 10.0),
+        noise_w=noise_w(radio),
         power_w=dbm_to_w(torch.tensor(radio.power_levels_dbm, device=device)),
         full_power_w=float(dbm_to_w(radio.power_levels_dbm[radio.full_level])),
         full_level=radio.full_level,
