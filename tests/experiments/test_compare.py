@@ -19,6 +19,8 @@ import torch
 from fedfade.config import load_config
 from fedfade.experiments import Comparison, RunFolder, read_rows, series
 from fedfade.experiments.comparison import gradient_bias
+from fedfade.experiments.metrics import Row
+from fedfade.experiments.report import verdict
 from fedfade.experiments.run_folder import commit_of
 from fedfade.learning import Updates
 from fedfade.qmix.checkpoint import load_checkpoint
@@ -341,6 +343,19 @@ def test_strings_from_the_config_are_escaped(fedfade, tmp_path: Path) -> None:
     page = (out / "report.html").read_text()
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
+
+
+def test_the_verdict_says_what_was_measured() -> None:
+    def row(policy: str, accuracy: float, delivered: float) -> Row:
+        blank = dict.fromkeys(Row._fields, 0.0)
+        return Row(**blank | {"policy": policy, "accuracy": accuracy, "delivered": delivered})
+
+    rows = [row("random", 0.503, 0.0), row("perfect", 0.5, 4.0)]
+    text = verdict(rows, 4)
+    assert "Perfect upload reaches 50.0%, 0.3 points less." in text
+    assert text.endswith("fewer than one upload in two rounds: random.")  # why, it cannot know
+    rows[1] = row("perfect", 0.6, 4.0)
+    assert "9.7 points more" in verdict(rows, 4)
 
 
 def test_gradient_bias_is_the_distance_of_two_means() -> None:

@@ -17,8 +17,8 @@ def replay(
 ) -> None:
     """Draw who was on which sub-band at which power, and whose bits ran out in time."""
     from fedfade.commands.options import PICTURES, check_output
-    from fedfade.experiments.figures import save
     from fedfade.experiments.replay import replay_figure
+    from fedfade.learning.figures import save
 
     check_output("--out", out, *PICTURES)
     save(replay_figure(folder, policy, seed, round_number), out)

@@ -1,10 +1,9 @@
-"""The pictures of a comparison. Every function returns a figure; `save` writes it whole."""
+"""The pictures of a comparison. Every function returns a figure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from numpy.typing import NDArray
 
 from fedfade.allocation import GENIE, PERFECT, History
 from fedfade.experiments.metrics import Row, policies_of, series, served
-from fedfade.storage import writing
 from fedfade.uplink import Scenario
 
 if TYPE_CHECKING:
@@ -44,12 +42,6 @@ def colour(policy: str, order: Sequence[str]) -> str:
         return _COLOURS[policy]
     others = [name for name in order if name not in _COLOURS]
     return _SPARE[others.index(policy) % len(_SPARE)]
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure whole or not at all."""
-    with writing(path) as temporary:
-        figure.savefig(temporary, dpi=130)
 
 
 def blank(width: float, height: float) -> Figure:

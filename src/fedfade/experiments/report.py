@@ -13,6 +13,7 @@ from fedfade.allocation import GENIE, PERFECT
 from fedfade.config import Config
 from fedfade.experiments import figures
 from fedfade.experiments.metrics import Row, Summary, policies_of, series, summarise
+from fedfade.learning.figures import save
 from fedfade.storage import write_text
 
 _LEFT_OUT_LINES = 40
@@ -76,13 +77,12 @@ def verdict(rows: Sequence[Row], clients: int) -> str:
     if PERFECT in table:
         gap = 100 * (table[PERFECT].accuracy[0] - table[winners[0]].accuracy[0])
         reached = table[PERFECT].accuracy[0]
-        parts.append(f"Perfect upload reaches {reached:.1%}, {gap:.1f} points more.")
+        more = "more" if gap >= 0 else "less"
+        parts.append(f"Perfect upload reaches {reached:.1%}, {abs(gap):.1f} points {more}.")
     starving = [s.policy for s in table.values() if s.policy != PERFECT and s.uploads < 0.5]
     if starving:
-        parts.append(
-            f"Starving, with fewer than one upload in two rounds: {', '.join(starving)}; slots are "
-            "spread over so many clients that nobody finishes."
-        )
+        who = ", ".join(starving)
+        parts.append(f"Starving, with fewer than one upload in two rounds: {who}.")
     return " ".join(parts)
 
 
@@ -180,7 +180,7 @@ def write_report(
     images = {}
     for name, figure in pictures.items():
         path = folder / "figures" / f"{name}.png"
-        figures.save(figure, path)
+        save(figure, path)
         images[name] = base64.b64encode(path.read_bytes()).decode("ascii")
     path = folder / "report.html"
     write_text(path, _page(config, record, rows, images, (folder / "config.yaml").read_text()))

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedfade.experiments.figures import save
 from fedfade.experiments.ladder.federated import accuracy_places
 from fedfade.experiments.ladder.rungs import OWN, Ladder
 from fedfade.experiments.ladder.tables import mean_error
 from fedfade.experiments.ladder.uploads import fading_memory
 from fedfade.experiments.reproduce.tables import Line, markdown, matching
+from fedfade.learning.figures import save
 from fedfade.radio.scenario import LIGHT_MPS
 from fedfade.storage import write_text
 
