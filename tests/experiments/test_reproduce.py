@@ -24,14 +24,16 @@ from fedfade.experiments.reproduce import (
     accuracy,
     claims,
     parts,
+    pictures,
     regimes,
     runs,
     setting,
 )
 from fedfade.experiments.reproduce.bound import spearman
 from fedfade.experiments.reproduce.setting import Grid, changed, checked_setting, cycle_seeds
-from fedfade.experiments.reproduce.tables import Line, matching, read_table
+from fedfade.experiments.reproduce.tables import Line, matching, read_table, write_table
 from fedfade.experiments.sweep import load_sweep
+from fedfade.qmix.checkpoint import load_checkpoint
 from tests.conftest import TINY
 
 MICRO = [
@@ -149,7 +151,7 @@ def test_redraw_needs_only_the_tables(fedfade, whole: Path, tmp_path: Path) -> N
     out = tmp_path / "tables"
     shutil.copytree(whole, out, ignore=shutil.ignore_patterns("runs", "training*", "*.png", "*.md"))
     words = ["--scale", "small", "--out", out, "--redraw", *SETTINGS]
-    for part in ("reward", "regimes"):
+    for part in ("reward", "bound", "regimes"):
         answer = fedfade("reproduce", part, *words)
         assert answer.code == 0, answer.err
     same = {name: text for name, text in results(out).items() if name != "results.md"}
@@ -206,6 +208,51 @@ def test_other_options_in_the_same_folder_are_refused(fedfade, whole: Path, tmp_
         answer = fedfade(*words, "--set", f"{field}=0.5")
         assert answer.code == 2
         assert field in answer.err
+
+
+def test_the_bound_is_that_of_its_own_options(
+    fedfade, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Terms and runs that are there are used only where they were made with the same options."""
+    out = tmp_path / "bound"
+    shutil.copytree(whole, out)
+    words = ["reproduce", "bound", "--scale", "small", "--out", out, *SETTINGS]
+    times = {p: p.stat().st_mtime_ns for p in out.glob("bound/runs/*.csv")}
+    assert len(times) == 5  # policies
+    answer = fedfade(*words)
+    assert answer.code == 0, answer.err
+    assert {p: p.stat().st_mtime_ns for p in out.glob("bound/runs/*.csv")} == times
+    assert results(out) == results(whole)
+    answer = fedfade(*words, "--set", "learning.local_rate=0.5")
+    assert answer.code == 2
+    assert "learning.local_rate" in answer.err
+    small = SCALES["small"]
+    monkeypatch.setitem(SCALES, "small", replace(small, grid=replace(GRID, bound_rounds=2)))
+    assert fedfade(*words).code == 0
+    facts = json.loads((out / "bound" / "bound.json").read_text())
+    assert {terms["rounds"] for terms in facts["terms"]} == {2}
+    one, two = (read_table(folder / "bound" / "terms-random.csv") for folder in (whole, out))
+    assert two[:1] == one  # seed and policy as before, a round more
+
+
+def test_agents_that_were_trained_longer_are_refused(fedfade, whole: Path, tmp_path: Path) -> None:
+    """They are not those of a training of so many episodes, nor may seeds differ in length."""
+    out = tmp_path / "longer"
+    shutil.copytree(whole / "reward" / "training" / "seed-0", out / "reward/training/seed-0")
+    for part in ("reward", "accuracy"):
+        words = ["--scale", "small", "--out", out, *SETTINGS, "--episodes", 40]
+        answer = fedfade("reproduce", part, *words)
+        assert answer.code == 2
+        assert "were trained for 60 episodes" in answer.err.replace("\n", " ")
+    assert [p.name for p in (out / "reward" / "training").iterdir()] == ["seed-0"]
+    assert trained_for(out, 41) == trained_for(out, 60) == [60]  # whole batches of 20
+
+
+def trained_for(out: Path, episodes: int) -> list[int]:
+    """Episodes of the agents that a reproduction with one seed takes."""
+    overrides = [*SCALES["small"].overrides, *MICRO, "run.seeds=1", f"qmix.episodes={episodes}"]
+    folder = runs.trained(checked_setting(out, load_config("paper", overrides), "small"))
+    return [load_checkpoint(place).episodes for place in folder.iterdir()]
 
 
 def test_agents_are_tested_in_another_precision(fedfade, whole: Path, tmp_path: Path) -> None:
@@ -298,7 +345,57 @@ def test_the_map_plays_what_comparisons_play(whole: Path) -> None:
         if line["policy"] not in ("perfect", "qmix"):
             assert matching(uploads, **where)[0]["uploads"] == line["uploads"]
             checked += 1
-    assert checked == 2 * 2 * 5  # cells, seeds, policies without agents that send
+    sending = len(regimes.LEARNING) - 1  # all but perfect
+    assert checked == 2 * 2 * sending  # cells, seeds, policies
+
+
+def test_both_maps_are_of_the_same_payload(tmp_path: Path) -> None:
+    """Under `auto` it is the model's, whether it is trained there or not."""
+    overrides = ["learning.payload_bits=auto", "radio.slots=100", "run.seeds=1"]
+    base = load_config("paper", [*SCALES["small"].overrides, *MICRO, *overrides])
+    grid = {"snrs_db": (25.0,), "spreads_db": (6.0,), "coarse_snrs_db": (25.0,)}
+    regimes.compute(checked_setting(tmp_path, base, "small", grid))
+    played = read_table(tmp_path / "regimes" / "uploads.csv")
+    runs_ = read_table(tmp_path / "regimes" / "accuracy.csv")
+    for name in regimes.ONCE_A_ROUND:
+        (one,), (other,) = (matching(lines, policy=name) for lines in (played, runs_))
+        assert one["uploads"] == other["uploads"] > 0
+
+
+def test_tables_give_back_what_was_written(tmp_path: Path) -> None:
+    lines = [
+        {"policy": name, "seed": float(seed), "uploads": 1 / 3, "training": "", "error": math.nan}
+        for name in ("5", "1e3", "nan")
+        for seed in (2_001_000, 2_001_001)
+    ]
+    write_table(tmp_path / "table.csv", lines)
+    found = read_table(tmp_path / "table.csv")
+    for name in ("policy", "seed", "training"):
+        assert [line[name] for line in found] == [line[name] for line in lines]
+    assert {line["uploads"] for line in found} == {0.333333}
+    assert all(math.isnan(line["error"]) for line in found)
+    (tmp_path / "table.csv").write_text("seed,policy\n1\n")
+    with pytest.raises(setting.UserError, match="is not a table"):
+        read_table(tmp_path / "table.csv")
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_figures_of_one_seed_say_so(seeds: int) -> None:
+    training = [
+        {"seed": float(seed), "episodes": 20.0 * n, "reward": 0.1, "uploads": 1.0}
+        | {"hidden": "nothing"}
+        for seed in range(seeds)
+        for n in (1, 2)
+    ]
+    curves = [{"hidden": "nothing", "round": 1.0, "low": 0.1, "median": 0.2, "high": 0.3}]
+    figures = pictures.reward(training, 4, "QMIX"), pictures.ablation(training, curves)
+    for figure in figures:
+        for panel in figure.axes:
+            words = [panel.get_title("left")]
+            words += [text.get_text() for text in (panel.legend_ or panel).texts]
+            for word in filter(None, words):
+                assert ("one" in word) == (seeds == 1)
+                assert ("median" in word) == (seeds > 1)
 
 
 def test_the_bound_under_a_policy_is_the_bias_a_comparison_records(tmp_path: Path) -> None:

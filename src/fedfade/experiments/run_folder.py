@@ -9,6 +9,7 @@ checkpoint.safetensors   where to go on; gone when the run is finished
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import shlex
@@ -57,6 +58,24 @@ def provenance(config: Config, device: torch.device) -> dict[str, Any]:
         "started": _now(),
         "finished": None,
     }
+
+
+def decisive(config: Config) -> dict[str, Any]:
+    """All fields of a configuration but those of where it is run."""
+    tree = config.model_dump()
+    for part, name in (field.split(".") for field in FREE_FIELDS):
+        del tree[part][name]
+    return tree
+
+
+def mark(*content: object) -> str:
+    """A short digest of plain data, for names of files.
+
+    >>> mark("random", 1) == mark("random", 1), mark("random", 1) == mark("random", 2)
+    (True, False)
+    """
+    text = json.dumps(content, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
 def _agents_digest(config: Config) -> str | None:

@@ -11,7 +11,6 @@ what is missing.
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import itertools
 import json
@@ -29,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedfade.config import Config, load_config, parse_yaml
 from fedfade.errors import UserError, not_allowed
 from fedfade.experiments.points import Line, finished_lines
-from fedfade.experiments.run_folder import FREE_FIELDS
+from fedfade.experiments.run_folder import decisive, mark
 from fedfade.experiments.workers import Resources, Task
 from fedfade.storage import folder_lock, read_bytes, write_text
 
@@ -159,13 +158,8 @@ def point_name(command: str, varied: dict[str, Any], seed: int, config: Config) 
     >>> point_name("compare", {"radio.clusters": 14}, 3, config)[:-8]
     'clusters=14_seed=3-'
     """
-    tree = config.model_dump()
-    for part, name in (free.split(".") for free in FREE_FIELDS):
-        del tree[part][name]
-    content = json.dumps([command, tree], sort_keys=True)
-    digest = hashlib.blake2b(content.encode(), digest_size=4).hexdigest()
     parts = [_slug(varied), f"seed={seed}"] if varied else [f"seed={seed}"]
-    return f"{'_'.join(parts)[-100:].lstrip('.')}-{digest}"
+    return f"{'_'.join(parts)[-100:].lstrip('.')}-{mark(command, decisive(config))}"
 
 
 def _slug(varied: dict[str, Any]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,6 +14,7 @@ from fedfade.device import one_thread, pick_device
 from fedfade.errors import UserError
 from fedfade.experiments.ladder.rungs import OWN, Agents, Ladder, Place, as_trained
 from fedfade.experiments.reproduce.tables import Line, read_table, write_table
+from fedfade.experiments.run_folder import mark
 from fedfade.experiments.uploads import Uplink
 from fedfade.qmix import load_policy_checkpoint
 from fedfade.radio.statistics import gain_statistics
@@ -60,8 +59,7 @@ def file_name(place: Place, name: str, content: Sequence[str]) -> str:
     for field in ("device", "checkpoint_s", "precision", "evaluate_every"):
         del tree["run"][field]
     learning = place.config.learning
-    key = [tree, place.rounds, learning.clients, learning.payload_bits, name, list(content)]
-    digest = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=4).hexdigest()
+    digest = mark(tree, place.rounds, learning.clients, learning.payload_bits, name, list(content))
     words = re.sub(r"[^A-Za-z0-9.+_-]+", "-", f"{place.cell} {place.speed_mps:g} {name}".strip())
     return f"{words}-{digest}"
 

@@ -41,7 +41,10 @@ def compute(setting: Setting) -> None:
 
 
 def compute_epochs(setting: Setting) -> None:
-    """The centre cell with E counted in epochs."""
+    """The centre cell with E counted in epochs.
+
+    Agents observe the round as t/T, T being the length of this run and not of their training.
+    """
     trained(setting)
     fields = {
         "learning.local_unit": "epoch",

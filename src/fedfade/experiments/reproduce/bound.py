@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfade.allocation import PERFECT
+from fedfade.config import Config, QmixConfig
 from fedfade.device import pick_device
 from fedfade.experiments.reproduce import accuracy, pictures
 from fedfade.experiments.reproduce.setting import (
@@ -27,6 +28,7 @@ from fedfade.experiments.reproduce.tables import (
     read_table,
     write_table,
 )
+from fedfade.experiments.run_folder import decisive, mark
 
 PART = "bound"
 MEASURED = (*HEURISTICS, SCHEDULE, PERFECT)
@@ -35,22 +37,31 @@ MEASURED = (*HEURISTICS, SCHEDULE, PERFECT)
 
 def compute(setting: Setting) -> None:
     """The nine cells' runs (made by `accuracy`), and all terms along one run a policy."""
-    if not (setting.out / accuracy.PART / "final.csv").is_file():
-        accuracy.compute(setting)
-    folder = setting.out / PART
+    accuracy.compute(setting)
+    folder, config = setting.out / PART, _config(setting)
     for policy in MEASURED:
-        if not (folder / f"terms-{policy}.csv").is_file():
+        path = folder / "runs" / f"terms-{policy}-{mark(decisive(config), policy)}.csv"
+        if not path.is_file():
             setting.say(f"bound: terms under {policy}")
-            write_table(folder / f"terms-{policy}.csv", _terms(setting, policy))
+            write_table(path, _terms(config, policy))
+        write_table(folder / f"terms-{policy}.csv", read_table(path))
 
 
-def _terms(setting: Setting, policy: str) -> list[Line]:
-    """Every term of the bound, round by round, on the first evaluation seed."""
+def _config(setting: Setting) -> Config:
+    """A run on the first evaluation seed, in which nobody is trained."""
+    fields = {
+        "run.seed": unseen(setting.training_seeds[0]),
+        "run.seeds": 1,
+        "run.rounds": setting.grid.bound_rounds,
+        "qmix": QmixConfig().model_dump(),
+    }
+    return changed(setting.base, fields)
+
+
+def _terms(config: Config, policy: str) -> list[Line]:
+    """Every term of the bound, round by round."""
     from fedfade.experiments.bound import bound_under
 
-    seed, rounds = unseen(setting.training_seeds[0]), setting.grid.bound_rounds
-    fields = {"run.seed": seed, "run.seeds": 1, "run.rounds": rounds}
-    config = changed(setting.base, fields)
     device = pick_device(config.run.device)
     return [
         {name: float(value) for name, value in asdict(row).items()}

@@ -236,7 +236,7 @@ def reward_converges(facts: Facts) -> Answer:
         rise = max(seed["best"] - seed["start"], 1e-12)
         still = abs(seed["last"] - seed["before_last"]) <= CONVERGED * rise
         there = seed["best"] - seed["last"] <= CONVERGED * rise
-        held[f"in training seed {seed['seed']:g}"] = (
+        held[f"in training seed {seed['seed']:.0f}"] = (
             still and there and seed["best"] > seed["start"]
         )
     ends = ", ".join(

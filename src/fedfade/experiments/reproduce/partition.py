@@ -57,7 +57,7 @@ def draw(setting: Setting) -> tuple[dict[str, object], str]:
         for alpha in distinct(lines, "alpha")
     }
     data = setting.base.learning.data
-    title = f"{data}, {setting.base.learning.clients} clients, seed {seeds[0]:g}"
+    title = f"{data}, {setting.base.learning.clients} clients, seed {seeds[0]:.0f}"
     pictures.put(folder / "partition.png", class_distribution, counts, classes, title)
     spread = {
         alpha: float(

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedfade.allocation import PERFECT
-from fedfade.experiments.figures import blank, colour, of_seeds, save, share_map, tidy
+from fedfade.experiments.figures import blank, colour, of_seeds, share_map, tidy
 from fedfade.experiments.reproduce.tables import Line, columns, distinct, matching
+from fedfade.learning.figures import save
 from fedfade.qmix.curve import smoothed
 
 if TYPE_CHECKING:
@@ -99,15 +100,16 @@ def reward(lines: Sequence[Line], clients: int, title: str) -> Figure:
     """Reward of an episode and uploads against training episodes."""
     figure = blank(7.5, 5.6)
     panels = figure.subplots(2, 1, sharex=True)
-    for axes, field in zip(panels, ("reward", "uploads"), strict=True):
-        _training(axes, lines, field, _VARIANTS["nothing"], "median over seeds")
-        tidy(axes)
     seeds = len(distinct(lines, "seed"))
+    label = "median over seeds, thin: each" if seeds > 1 else "one seed"
+    for axes, field in zip(panels, ("reward", "uploads"), strict=True):
+        _training(axes, lines, field, _VARIANTS["nothing"], label)
+        tidy(axes)
     panels[0].set_ylabel("reward of an episode")
     panels[1].set_ylabel(f"uploads a round, of {clients}")
     panels[1].set_ylim(bottom=0)
     panels[1].set_xlabel("training episodes")
-    panels[0].set_title(f"{title}: {seeds} training seeds, 10-90 % band, thin: each", loc="left")
+    panels[0].set_title(f"{title}: {of_seeds(seeds, 'training seed')}", loc="left")
     panels[0].legend(frameon=False, fontsize=9)
     return figure
 
@@ -135,9 +137,11 @@ def ablation(training: Sequence[Line], curves: Sequence[Line]) -> Figure:
         _training(left, own, "reward", _VARIANTS[hidden], _NAMES[hidden], each=False)
         _curve(right, matching(curves, hidden=hidden), _VARIANTS[hidden], _NAMES[hidden], 100.0)
     left.set(xlabel="training episodes", ylabel="reward of an episode")
-    left.set_title("Training: median and 10-90 % band over seeds", loc="left", fontsize=10)
+    seeds = len(distinct(training, "seed"))
+    left.set_title(f"Training: {of_seeds(seeds)}", loc="left", fontsize=10)
     right.set(xlabel="federated round", ylabel="test accuracy in %")
-    right.set_title("Test at the centre, unseen seeds", loc="left", fontsize=10)
+    shown = of_seeds(seeds, "unseen seed")  # one for each training
+    right.set_title(f"Test at the centre: {shown}", loc="left", fontsize=10)
     handles, names = right.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     tidy(left)

@@ -3,13 +3,15 @@
 Uploads per round are played without learning (agents that look at gradients see invented ones);
 final accuracy comes from federated runs on a coarser grid. Two maps of each: all policies, and
 those that need no more than a client can know.
+
+Agents observe the round as t/T, T being the length of the run they play, here as in every part.
+None was trained on the seeds played, but settings of the deadline policies were chosen on seeds
+1000 to 1004, those that `run.seed` 0 plays.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -47,9 +49,12 @@ from fedfade.experiments.reproduce.tables import (
     read_table,
     write_table,
 )
+from fedfade.experiments.run_folder import mark
 from fedfade.experiments.uploads import Uplink, joined
+from fedfade.learning import Federation, load_data
 from fedfade.qmix import load_policy_checkpoint, load_shipped_policy
 from fedfade.qmix.checkpoint import load_checkpoint
+from fedfade.qmix.run import seed_folder
 from fedfade.uplink import Round
 from fedfade.uplink.gradients import SyntheticGradients
 
@@ -70,7 +75,6 @@ GROUPS = {
     "Trained agents": AGENTS,
 }
 
-_PAYLOAD_BITS = 9_932_960.0  # the paper's, where there is no model to count
 WORTH_UPLOADS, WORTH_ACCURACY = 0.05, 0.01
 """What counts as paying: 5 % more uploads, 1 point of accuracy, and twice the standard error."""
 
@@ -97,17 +101,18 @@ def ring(snr_db: float, spread_db: float) -> dict[str, Any]:
 
 def _uploads(setting: Setting) -> list[Line]:
     """Uploads of every policy, seed and cell; a file for each SNR, so that it can go on."""
-    clock, lines = Clock(setting.say), []
+    clock, lines, bits = Clock(setting.say), [], _payload_bits(setting.base)
     for number, snr_db in enumerate(setting.grid.snrs_db):
         configs = [
             changed(setting.base, {**ring(snr_db, spread), **_played(setting)})
             for spread in setting.grid.spreads_db
         ]
-        path = setting.out / PART / "runs" / f"uploads-{snr_db:g}-{_mark(setting, configs)}.csv"
+        name = f"uploads-{snr_db:g}-{_mark(setting, configs, bits)}.csv"
+        path = setting.out / PART / "runs" / name
         if not path.is_file():
             clock(f"regimes: uploads, {number} of {len(setting.grid.snrs_db)} rows of the map")
             with one_thread():
-                write_table(path, _row_of_the_map(setting, configs))
+                write_table(path, _row_of_the_map(setting, configs, bits))
         lines += read_table(path)
     return lines
 
@@ -116,25 +121,31 @@ def _played(setting: Setting) -> dict[str, Any]:
     return {"run.seed": unseen(setting.base.run.seed), "run.rounds": setting.grid.regime_rounds}
 
 
-def _mark(setting: Setting, configs: Sequence[Config]) -> str:
+def _payload_bits(config: Config) -> float:
+    """As in federated runs, where `auto` counts the values of the model."""
+    if config.learning.payload_bits != "auto":
+        return float(config.learning.payload_bits)
+    return Federation(config.learning, load_data(config.learning)).payload_bits
+
+
+def _mark(setting: Setting, configs: Sequence[Config], bits: float) -> str:
     """Digest of all that decides a row of the map."""
     folder = training_folder(setting)
     agents = [
-        load_checkpoint(folder / f"seed-{seed}").files["agents"]["sha256"]
+        load_checkpoint(seed_folder(folder, seed)).files["agents"]["sha256"]
         for seed in setting.training_seeds
     ]
     trees = [config.model_dump(include={"radio", "cell", "run"}) for config in configs]
     for tree in trees:
         del tree["run"]["device"], tree["run"]["checkpoint_s"]
-    content = json.dumps([trees, agents, setting.plus, PLAYED], sort_keys=True)
-    return hashlib.blake2b(content.encode(), digest_size=4).hexdigest()
+    # A number is part of what agents are trained for, so their digests stand for it.
+    counted = [bits] if setting.base.learning.payload_bits == "auto" else []
+    return mark(trees, agents, setting.plus, PLAYED, *counted)
 
 
-def _row_of_the_map(setting: Setting, configs: Sequence[Config]) -> list[Line]:
+def _row_of_the_map(setting: Setting, configs: Sequence[Config], bits: float) -> list[Line]:
     """All spreads of one SNR in one batch: [spread, seed, round] episodes."""
     device = pick_device(setting.base.run.device)
-    payload = configs[0].learning.payload_bits
-    bits = _PAYLOAD_BITS if payload == "auto" else float(payload)
     uplinks = [Uplink(config, bits, device) for config in configs]
     seeds, rounds = uplinks[0].seeds, range(configs[0].run.rounds)
     batch = joined([uplink.rounds(rounds) for uplink in uplinks])
@@ -172,7 +183,7 @@ def _row_of_the_map(setting: Setting, configs: Sequence[Config]) -> list[Line]:
 
 
 def _agents(setting: Setting, seed: int, config: Config) -> Policy:
-    return load_policy_checkpoint(training_folder(setting) / f"seed-{seed}", config)
+    return load_policy_checkpoint(seed_folder(training_folder(setting), seed), config)
 
 
 # --- accuracy ----------------------------------------------------------------------------------

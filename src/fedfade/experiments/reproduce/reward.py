@@ -31,11 +31,13 @@ def compute(setting: Setting) -> None:
 
 def curve_table(setting: Setting, hide: Sequence[Hide] = ()) -> list[Line]:
     """Reward and uploads of every training seed, in at most 300 bins."""
+    from fedfade.qmix.run import seed_folder
+
     folder = training_folder(setting, hide)
     return [
         line | {"hidden": hide[0] if hide else "nothing"}
         for seed in setting.training_seeds
-        for line in _binned(folder / f"seed-{seed}", seed)
+        for line in _binned(seed_folder(folder, seed), seed)
     ]
 
 
@@ -64,7 +66,7 @@ def draw(setting: Setting) -> tuple[dict[str, object], str]:
     pictures.put(folder / "reward.png", pictures.reward, lines, clients, title)
     facts = convergence(lines)
     rows = [
-        [f"{fact['seed']:g}"]
+        [f"{fact['seed']:.0f}"]
         + [f"{fact[name]:.3f}" for name in ("start", "best", "before_last", "last")]
         + [f"{fact['uploads']:.2f}"]
         for fact in facts

@@ -63,13 +63,19 @@ def trained(setting: Setting, hide: Sequence[Hide] = ()) -> Path:
     folder, kind, waiting = training_folder(setting, hide), TrainPoint(), []
     for seed in setting.training_seeds:
         config, place = training_config(setting, seed, hide), seed_folder(folder, seed)
-        if kind.finished(config, place):
-            stored = load_checkpoint(place)
-            # Agents act in whatever precision is asked for; only training on has to keep its own.
-            own = {"run.precision": stored.config.run.precision}
-            check_same_training(stored, changed(config, own))
-        else:
+        if not kind.finished(config, place):
             waiting.append(seed)
+            continue
+        stored = load_checkpoint(place)
+        # Agents act in whatever precision is asked for; only training on has to keep its own.
+        own = {"run.precision": stored.config.run.precision}
+        check_same_training(stored, changed(config, own))
+        if stored.episodes >= config.qmix.episodes + config.qmix.parallel_episodes:
+            raise UserError(
+                f"--out: the agents in {str(place)!r} were trained for {stored.episodes} episodes, "
+                f"more than qmix.episodes = {config.qmix.episodes}: choose another --out or as "
+                "many episodes."
+            )
     if not waiting:
         return folder
     what = f"training without {hide[0]}" if hide else "training"
@@ -123,11 +129,12 @@ def agent_jobs(
 ) -> list[Job]:
     """Trained agents in one cell: evaluation seed i with the agents of training seed i."""
     from fedfade.qmix.checkpoint import load_checkpoint
+    from fedfade.qmix.run import seed_folder
 
     group = f"qmix-no-{'-'.join(hide)}" if hide else QMIX
     jobs = []
     for seed in setting.training_seeds:
-        place = training_folder(setting, hide) / f"seed-{seed}"
+        place = seed_folder(training_folder(setting, hide), seed)
         asked = {
             "allocation.policies": [QMIX],
             "allocation.checkpoint": str(place),

@@ -15,11 +15,14 @@ from fedfade.storage import read_bytes, write_text
 Line = dict[str, Any]
 """One line of a table: numbers as float, the rest as text."""
 
+_NAMES = {"policy", "winner", "next", "training", "cell", "rung", "learned", "hidden"}
+"""Columns of text, also where it looks like a number."""
+
 _MAX_BYTES = 64 * 2**20
 
 
 def write_table(path: Path, lines: Sequence[Line]) -> None:
-    """Write lines with the same columns, whole or not at all; numbers to six digits."""
+    """Write lines with the same columns, whole or not at all; fractions to six digits."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(lines[0]) if lines else [], lineterminator="\n")
     writer.writeheader()
@@ -29,23 +32,28 @@ def write_table(path: Path, lines: Sequence[Line]) -> None:
 
 
 def read_table(path: Path) -> list[Line]:
-    """Lines that `write_table` wrote; an empty cell is NaN."""
+    """Lines that `write_table` wrote; an empty cell of a number is NaN."""
     if not path.is_file():
         raise UserError(f"{str(path)!r} is not there: run this part of fedfade reproduce first.")
     try:
         reader = csv.DictReader(io.StringIO(read_bytes(path, _MAX_BYTES).decode("utf-8")))
-        return [{name: _value(cell) for name, cell in line.items()} for line in reader]
+        return [{name: _value(name, cell) for name, cell in line.items()} for line in reader]
     except (ValueError, csv.Error, AttributeError, TypeError):
         raise UserError(f"{str(path)!r} is not a table of fedfade reproduce.") from None
 
 
 def _cell(value: Any) -> Any:
     if isinstance(value, float):
-        return "" if math.isnan(value) else f"{value:.6g}"
+        if math.isnan(value):
+            return ""
+        whole = value.is_integer() and abs(value) < 2**53  # seeds have more than six digits
+        return f"{value:.0f}" if whole else f"{value:.6g}"
     return value
 
 
-def _value(cell: str) -> float | str:
+def _value(name: str, cell: str) -> float | str:
+    if name in _NAMES and cell is not None:  # None: the line is short, which float refuses
+        return cell
     if cell == "":
         return math.nan
     try:
