@@ -138,6 +138,8 @@ def test_what_agents_know_is_their_rung(agents: Path) -> None:
     [
         (["--checkpoint", "nothing"], "NAME=FOLDER"),
         (["--checkpoint", "a=nowhere"], "holds no checkpoint.json"),
+        (["--checkpoint", "max-sum-rate=nowhere"], "'max-sum-rate' is the name of a policy"),
+        (["--checkpoint", "perfect=nowhere"], "'perfect' is the name of a policy"),
         (["--scale", "huge"], "one of full, small"),
         (["--rounds", "1000"], "between 1 and run.rounds"),
         (["--set", "learning.payload_bits=auto"], "learning.payload_bits"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedfade.allocation import GENIE
+from fedfade.allocation import GENIE, policy_names
 from fedfade.config import Config, load_config
 from fedfade.errors import UserError, not_allowed
 from fedfade.experiments.reproduce import setting
@@ -18,7 +18,8 @@ from fedfade.qmix import load_policy_checkpoint
 from fedfade.qmix.checkpoint import Checkpoint, has_checkpoint, load_checkpoint
 
 FIRST_SEED = 2000
-"""Settings of the schedules were chosen on seeds 1000 to 1004; no training uses either."""
+"""Settings of the deadline policies were chosen on seeds 1000 to 1004; agents trained on those
+played here are refused."""
 
 AGES = (20, 5, 1)
 """Slots after which everybody's fading is known, on the rungs between none and fresh."""
@@ -146,6 +147,8 @@ def load_agents(asked: Sequence[str]) -> list[Agents]:
         name, equals, folder = text.partition("=")
         if not (equals and folder and re.fullmatch(r"[A-Za-z0-9 .+_-]{1,40}", name)):
             raise not_allowed("--checkpoint", text, "NAME=FOLDER with a folder of fedfade train")
+        if name in policy_names():
+            raise UserError(f"--checkpoint {name!r} is the name of a policy: choose another.")
         if name in found:
             raise UserError(f"--checkpoint {name!r} is given twice: choose another name.")
         place = Path(folder)
