@@ -396,6 +396,9 @@ def test_figures_of_one_seed_say_so(seeds: int) -> None:
             for word in filter(None, words):
                 assert ("one" in word) == (seeds == 1)
                 assert ("median" in word) == (seeds > 1)
+    if seeds > 1:
+        with pytest.raises(setting.UserError, match="of unequal length"):
+            pictures.reward(training[:-1], 4, "QMIX")
 
 
 def test_the_bound_under_a_policy_is_the_bias_a_comparison_records(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedfade.allocation import PERFECT
+from fedfade.errors import UserError
 from fedfade.experiments.figures import blank, colour, of_seeds, share_map, tidy
 from fedfade.experiments.reproduce.tables import Line, columns, distinct, matching
 from fedfade.learning.figures import save
@@ -120,6 +121,8 @@ def _training(
     """Median and band over training seeds, and each seed thin."""
     x = np.array(columns(lines, "episodes", seed=lines[0]["seed"])[0])
     runs = [smoothed(np.array(columns(lines, field, seed=s)[0])) for s in distinct(lines, "seed")]
+    if len({len(run) for run in runs}) > 1:
+        raise UserError("curve.csv holds trainings of unequal length: run this part again.")
     values = np.array(runs)
     low, middle, high = np.percentile(values, [10, 50, 90], axis=0)
     for run in values if each else []:
