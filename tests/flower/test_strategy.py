@@ -18,11 +18,14 @@ from flwr.app import Array, ConfigRecord, Error, Message, MetricRecord, RecordDi
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, Result
 
+from fedfade.allocation import load_policy, play_round
 from fedfade.experiments import Comparison, RunFolder, read_rows
 from fedfade.flower import FederatedTask, UplinkMod, WirelessStrategy, choose_policy
+from fedfade.flower.decisions import Decisions, Seen, decide, play_with_clients
 from fedfade.flower.policies import OneAgent, policy_of_client
 from fedfade.flower.records import REPORT, payload_bits
 from fedfade.qmix import QmixPolicy
+from fedfade.uplink import Progress
 from tests.flower.in_process import InProcessGrid
 
 CLIENTS, ROUNDS = 4, 3
@@ -122,6 +125,27 @@ def test_clients_decide_as_the_server_would(policy: str, config: Config, task) -
         assert 2 <= other.exchanges <= 8  # far below the bound of one a slot
     for name in models[0]:
         assert np.array_equal(models[0][name].numpy(), models[1][name].numpy())
+
+
+@pytest.mark.parametrize(
+    "name", ["wrap-around-schedule", "wrap-around-choice", "block-fading-schedule-feedback"]
+)
+def test_unequal_clients_decide_as_the_server_would(name: str, make_round) -> None:
+    """Some have all to send, some a quarter, some nothing."""
+    small = ("radio.slots=60", "learning.payload_bits=2e6")
+    scenario, round_ = make_round(12, 4, episodes=1, overrides=small)
+    share = torch.tensor([[1.0, 0.0, 0.25, 0.0, 0.25, 1.0, 0.0, 0.0, 1.0, 0.5]])
+    start, keys = Progress(scenario.payload_bits * share), torch.zeros(1, dtype=torch.int64)
+    policy = load_policy(name)
+
+    def ask(questions: list[Seen]) -> dict[int, Decisions]:
+        return {seen.client: decide(policy, scenario, seen) for seen in questions}
+
+    found = play_with_clients(name, policy.scope, scenario, round_, keys, start, ask).outcome
+    wanted = play_round(policy, scenario, round_, keys, start=start)
+    assert torch.equal(found.bits, wanted.bits)
+    assert torch.equal(found.finish_slot, wanted.finish_slot)
+    assert 5 < int(wanted.delivered.sum()) < 10  # four have nothing to send
 
 
 @pytest.mark.parametrize("finished", [False, True])
