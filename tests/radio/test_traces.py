@@ -278,15 +278,6 @@ def test_show_refuses_what_it_cannot_draw(
     assert fedfade("channel", "show", recorded, "--out", picture).code == 0  # no positions in it
 
 
-def test_the_code_in_the_docs_runs() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "channel.md").read_text("utf-8")
-    scope: dict[str, Any] = {}
-    for block in text.split("```python\n")[1:]:
-        exec(block.split("```")[0], scope)
-    assert scope["rate"].shape == (2, 20, 10)
-    assert bool((scope["rate"] > 0).all())
-
-
 def test_bench_ends_with_one_json_object() -> None:
     """In a process of its own, whose memory is not that of the one that started it."""
     ballast = np.ones(100 << 20)  # 800 MB

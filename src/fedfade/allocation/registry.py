@@ -91,7 +91,7 @@ def _checked(name: str, factory: Any) -> Policy:
         raise
     except Exception as error:
         reason = one_line(error)
-        raise UserError(f"policy {name!r} cannot be made without arguments: {reason}.") from None
+        raise UserError(f"policy {name!r} cannot be made: {reason}.") from None
     for member in ("name", "scope", "begin", "act"):
         if not hasattr(policy, member):
             raise UserError(

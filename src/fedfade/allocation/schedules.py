@@ -126,8 +126,7 @@ class FinishFeedbackSchedule:
     gradient_aware = False
 
     def begin(self, view: View) -> Queue:
-        """Everybody waits in order of expected time; who has nothing to send comes first and
-        counts as called."""
+        """Everybody waits in order of expected time, but who has nothing to send, in front."""
         order = _shortest_first(view, _expected_slots(view))
         return Queue(order, torch.full_like(order, -1), (~view.active).sum(-1))
 

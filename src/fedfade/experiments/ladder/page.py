@@ -82,6 +82,8 @@ def ladder_figure(
         if place % columns == 0:
             unit = "uploads per round" if field == "uploads" else "final accuracy in %"
             panel.set_ylabel(unit)
+    own = ladder.places[0].config.run.seeds  # of rounds played without learning
+    seeds = table[0]["seeds"] if field == "accuracy" else own
     handles, labels = panels.flat[0].get_legend_handles_labels()
     speeds = [label.endswith(" m/s") for label in labels]  # these first, then the marks
     first = sorted(range(len(labels)), key=lambda place: not speeds[place])
@@ -89,7 +91,7 @@ def ladder_figure(
     empty[0].legend(
         [handles[place] for place in first],
         [labels[place] for place in first],
-        title="best policy without learning, by speed",
+        title=f"best policy without learning, by speed\nbars: standard error, seeds: {seeds:.0f}",
         loc="center left",
         alignment="left",
         frameon=False,
