@@ -164,7 +164,7 @@ BAD = [
     (["--rounds", "0"], "run.rounds = 0"),
     (["--policies", "tests.experiments.test_compare:WrongShape"], "shape"),
     (["--policies", "tests.experiments.test_compare:WrongBand"], "band 7"),
-    (["--policies", "tests.experiments.test_compare:Needy"], "without arguments"),
+    (["--policies", "tests.experiments.test_compare:Needy"], "cannot be made: Needy.__init__()"),
 ]
 
 
