@@ -254,6 +254,20 @@ def test_several_seeds_in_one_program_are_each_what_they_are_alone(
         load_checkpoint(tmp_path / "many")
 
 
+def test_the_command_tells_and_draws_seeds_apart_and_together(
+    fedfade, overrides: list[str], tmp_path: Path
+) -> None:
+    words = [word for change in overrides for word in ("--set", change)]
+    answer = fedfade("train", "small-cell", *words, "--seeds", 2, "--out", tmp_path)
+    assert answer.code == 0
+    assert [line[:7] for line in answer.out.splitlines() if "uploads per round" in line] == [
+        "seed-0:",
+        "seed-1:",
+    ]
+    pictures = [tmp_path / part / "curve.png" for part in ("", "seed-0", "seed-1")]
+    assert len({path.read_bytes() for path in pictures}) == 3
+
+
 @pytest.mark.parametrize(
     "change", ["share_parameters=false", "share_parameters=true", "mixer=qplex", "mixer=vdn"]
 )

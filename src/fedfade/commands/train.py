@@ -64,29 +64,39 @@ def train(
 
         numbers = range(config.run.seed, config.run.seed + seeds)
         trainer = run(config, out, tell, seeds=numbers)
-    clients, name = config.learning.clients, Path(preset).stem
-    for number in numbers:
-        _finish(out if seeds == 1 else seed_folder(out, number), clients, name, trainer)
+    folders = [out] if seeds == 1 else [seed_folder(out, number) for number in numbers]
+    _finish(folders, out, config.learning.clients, f"QMIX on {Path(preset).stem}", trainer)
 
 
-def _finish(out: Path, clients: int, name: str, trainer: Trainer) -> None:
-    """Last figures and the curve of one seed."""
+def _finish(folders: list[Path], out: Path, clients: int, title: str, trainer: Trainer) -> None:
+    """Last figures of every seed, its curve, and all of them in one picture."""
     from fedfade.qmix.run import saved_curve
-    from fedfade.storage import writing
 
-    curve = saved_curve(out)
-    last = curve[-max(1, len(curve) // 20) :]
-    uploads = sum(report.uploads for report in last) / len(last)
-    typer.echo(
-        f"{curve[-1].episodes} episodes, {trainer.learned} updates; uploads per round in the "
-        f"last {len(last) * trainer.rollout.episodes} episodes: {uploads:.2f} of {clients}"
-    )
+    curves = [saved_curve(folder) for folder in folders]
+    for folder, curve in zip(folders, curves, strict=True):
+        last = curve[-max(1, len(curve) // 20) :]
+        uploads = sum(report.uploads for report in last) / len(last)
+        which = "" if folder == out else f"{folder.name}: "
+        typer.echo(
+            f"{which}{curve[-1].episodes} episodes, {trainer.learned} updates; uploads per round "
+            f"in the last {len(last) * trainer.rollout.episodes} episodes: {uploads:.2f} of "
+            f"{clients}"
+        )
+    pictures = [([curve], folder) for folder, curve in zip(folders, curves, strict=True)]
+    if folders != [out]:
+        pictures.append((curves, out))
     try:
-        from fedfade.qmix.curve import curve_figure
-
-        figure = curve_figure(curve, clients, f"QMIX on {name}")
-        with writing(out / "curve.png") as temporary:
-            figure.savefig(temporary, dpi=120)
+        for shown, folder in pictures:
+            _draw(shown, folder / "curve.png", clients, title)
         typer.echo(f"curve: {out / 'curve.png'}")
     except ImportError:
         Console(stderr=True).print("no curve.png: Matplotlib is not installed.", highlight=False)
+
+
+def _draw(curves: list[list[Report]], path: Path, clients: int, title: str) -> None:
+    from fedfade.qmix.curve import curve_figure
+    from fedfade.storage import writing
+
+    figure = curve_figure(curves, clients, title)
+    with writing(path) as temporary:
+        figure.savefig(temporary, dpi=120)

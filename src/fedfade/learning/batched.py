@@ -26,7 +26,7 @@ from fedfade.learning.local import LocalWork, Seat, Trained, arithmetic, dropout
 from fedfade.learning.model import buffer_layout, has_dropout, parameter_layout
 
 _MEMORY_SHARE = 0.4  # of the device's free memory that a step of local training may take
-_CLIENTS = 100  # at once, at most: they fill a GPU, and more have not been seen to cost less each
+_CLIENTS = 100  # at once, at most: they fill a GPU, and 350 together cost twice as much each
 _GROUPS = 10  # parts of a mini-batch whose sums are made side by side, at most
 _COPIES = 10  # times smaller than unfolded images the copies of a kernel are, at least
 _ONE_TILE = 64 * 64  # numbers of a kernel whose gradient one processor works out alone
