@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from fedfade.errors import UserError, not_allowed
@@ -266,8 +266,10 @@ class AllocationConfig(_Branch):
         min_length=1,
         description="policies `fedfade compare` runs; built-in names or module:factory",
     )
-    checkpoint: str | None = Field(
-        None, description="folder of fedfade train; its agents are compared as policy qmix"
+    checkpoint: str | list[str] | None = Field(
+        None,
+        description="folder of fedfade train; its agents are compared as policy qmix, "
+        "those of several by folder: qmix-seed-0, ...",
     )
     observe: list[ObservationPart] = Field(
         ["alphas", "fading", "remaining", "slots_left", "deviation", "round"],
@@ -281,6 +283,14 @@ class AllocationConfig(_Branch):
         [], description="ablation: these observations are set to 1 in training and test"
     )
     reward: RewardConfig = Field(default_factory=RewardConfig, description="slot reward")
+
+    @field_validator("checkpoint", mode="before")
+    @classmethod
+    def _folders(cls, given: object) -> object:
+        listed = given if isinstance(given, list) and given else [given]
+        if given is not None and not all(isinstance(one, str) for one in listed):
+            raise not_allowed("allocation.checkpoint", given, "a folder or a list of folders")
+        return given
 
     @model_validator(mode="after")
     def _consistent(self) -> AllocationConfig:

@@ -313,6 +313,41 @@ def test_a_run_is_known_by_its_agents_and_not_by_their_folder(fedfade, tmp_path:
     assert fedfade(*words, "--out", out).code == 0
 
 
+def test_all_trained_seeds_of_a_folder_are_compared_each_by_its_name(
+    fedfade, tmp_path: Path
+) -> None:
+    small = [*SETTINGS, "--set", "qmix.hidden=[4]", "--set", "qmix.gradients=synthetic"]
+    train = ["train", "paper", *small, "--episodes", 20]
+    assert fedfade(*train, "--seeds", 2, "--out", tmp_path / "two").code == 0
+    assert fedfade(*train, "--out", tmp_path / "one").code == 0
+
+    def rows(*folders: str) -> dict[str, list[float]]:
+        given = [word for name in folders for word in ("--checkpoint", tmp_path / name)]
+        out = tmp_path / "-".join(["run", *(name.replace("/", "-") for name in folders)])
+        words = ["compare", "paper", *small, "--policies", "random", *given, "--out", out]
+        assert fedfade(*words).code == 0
+        assert fedfade(*words).code == 0  # the same run again, read from its folder
+        found: dict[str, list[float]] = {}
+        for row in read_rows(out / "metrics.csv"):
+            found.setdefault(row.policy, []).append(row.reward)
+        return found
+
+    three = rows("two", "one")
+    assert list(three) == ["random", "qmix-seed-0", "qmix-seed-1", "qmix-one"]
+    assert three["qmix-seed-1"] == rows("two/seed-1")["qmix"] != three["qmix-seed-0"]
+    shutil.copytree(tmp_path / "two", tmp_path / "other")
+    assert list(rows("two/seed-0", "other/seed-0")) == [
+        "random",
+        "qmix-two-seed-0",
+        "qmix-other-seed-0",
+    ]
+    twice = ["--checkpoint", tmp_path / "one"] * 2
+    answer = fedfade("compare", "paper", *small, *twice, "--out", tmp_path / "refused")
+    assert answer.code == 2
+    assert "it must be folders of different names." in answer.err
+    assert not (tmp_path / "refused").exists()
+
+
 @pytest.mark.parametrize("damage", ["policies", "rounds", "kind", "payload_bits", "inner"])
 def test_replay_of_other_gradients_is_one_sentence(damage: str, fedfade, tmp_path: Path) -> None:
     out = tmp_path / "run"

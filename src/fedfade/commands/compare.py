@@ -35,7 +35,8 @@ def compare(
         Path | None, typer.Option(help="run folder; runs/compare-PRESET if not given")
     ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="folder of fedfade train; adds its agents as qmix")
+        list[Path] | None,
+        typer.Option(help="folder of fedfade train; adds its agents as qmix (repeatable)"),
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
     precision: Annotated[str | None, typer.Option(help="on CUDA: fp32, tf32 or bf16")] = None,
@@ -50,7 +51,7 @@ def compare(
 
     fields = {
         "allocation.policies": None if policies is None else _listed(policies),
-        "allocation.checkpoint": checkpoint,
+        "allocation.checkpoint": _folders(checkpoint or []),
         "run.seeds": seeds,
         "run.rounds": rounds,
         "run.device": device,
@@ -79,6 +80,14 @@ def compare(
     for line in left_out_lines(rows):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     typer.echo(f"report: {report}")
+
+
+def _folders(asked: Sequence[Path]) -> Path | list[Path] | None:
+    """One training, or several: those of all seeds of a folder, and of all folders."""
+    from fedfade.qmix.checkpoint import trained_folders
+
+    found = [place for folder in asked for place in trained_folders(folder)]
+    return found if len(found) > 1 else next(iter(found), None)
 
 
 def _listed(names: str) -> list[str]:

@@ -40,7 +40,12 @@ from fedfade.learning import (
     part,
     train_together,
 )
-from fedfade.qmix import load_policy_checkpoint, load_shipped_policy, shipped_policies
+from fedfade.qmix import (
+    load_policy_checkpoint,
+    load_shipped_policy,
+    shipped_policies,
+    trained_agents,
+)
 
 _MODEL_SHARE, _MODEL_BYTES = 0.3, 2**30
 """Memory for the updates of comparisons side by side: of a GPU's free memory, and on the CPU."""
@@ -88,16 +93,17 @@ QMIX = "qmix"
 
 def compared_names(config: Config) -> list[str]:
     """The policies of a comparison; trained agents join when a checkpoint is given."""
-    names = list(config.allocation.policies)
-    if config.allocation.checkpoint is not None and QMIX not in names:
-        names.append(QMIX)
-    return names
+    trained = list(trained_agents(config))
+    names: list[str] = []
+    for name in config.allocation.policies:
+        names += trained if name == QMIX and trained else [name]
+    return names + [name for name in trained if name not in names]
 
 
 def compared_policy(config: Config, name: str) -> Policy:
     """A policy of a comparison, going by what the user typed, so that the run folder names it."""
-    if name == QMIX and config.allocation.checkpoint is not None:
-        policy = load_policy_checkpoint(config.allocation.checkpoint, config)
+    if (folder := trained_agents(config).get(name)) is not None:
+        policy = load_policy_checkpoint(folder, config)
     elif name in shipped_policies():
         policy = load_shipped_policy(name, config)
     else:

@@ -27,6 +27,7 @@ from torch import Tensor
 from fedfade import __version__
 from fedfade.config import Config, differences, load_config, render_config
 from fedfade.errors import UserError
+from fedfade.qmix import trained_agents
 from fedfade.qmix.checkpoint import has_checkpoint, load_checkpoint
 from fedfade.storage import (
     folder_lock,
@@ -78,12 +79,13 @@ def mark(*content: object) -> str:
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
-def _agents_digest(config: Config) -> str | None:
+def _agents_digest(config: Config) -> str | list[str] | None:
     """SHA-256 of the trained agents in `allocation.checkpoint`, if it names any that are there."""
-    folder = config.allocation.checkpoint
-    if folder is None or not has_checkpoint(Path(folder)):
+    folders = trained_agents(config).values()
+    if not folders or not all(map(has_checkpoint, folders)):
         return None
-    return load_checkpoint(Path(folder)).files["agents"]["sha256"]
+    digests = [load_checkpoint(folder).files["agents"]["sha256"] for folder in folders]
+    return digests[0] if isinstance(config.allocation.checkpoint, str) else digests
 
 
 def check_agents(path: Path, config: Config, record: Mapping[str, Any]) -> None:
@@ -144,8 +146,9 @@ class RunFolder:
             if not new:
                 check_agents(self.path, self.config, self.record)
             else:
+                record = provenance(self.config, self._device)  # may refuse the agents
                 write_text(self._asked, render_config(self.config))
-                write_json(self._record, provenance(self.config, self._device))
+                write_json(self._record, record)
             try:
                 yield
             except UserError:

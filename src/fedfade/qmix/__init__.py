@@ -9,6 +9,7 @@ from fedfade.qmix.policy import (
     load_shipped_policy,
     shipped_policies,
     shipped_policies_for,
+    trained_agents,
 )
 from fedfade.qmix.run import train
 from fedfade.qmix.trainer import Report, Trainer
@@ -26,4 +27,5 @@ __all__ = [
     "shipped_policies",
     "shipped_policies_for",
     "train",
+    "trained_agents",
 ]

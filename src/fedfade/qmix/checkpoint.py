@@ -88,6 +88,15 @@ def has_checkpoint(folder: Path) -> bool:
     return (folder / INDEX).exists()
 
 
+def trained_folders(folder: Path) -> list[Path]:
+    """The folder itself or, where several seeds were trained, one for each in it."""
+    found = [path.parent for path in folder.glob(f"seed-*/{INDEX}")]
+    seeds = [place for place in found if re.fullmatch(r"seed-\d+", place.name)]
+    if has_checkpoint(folder) or not seeds:
+        return [folder]
+    return sorted(seeds, key=lambda place: int(place.name.removeprefix("seed-")))
+
+
 def save_checkpoint(
     folder: Path,
     config: Config,
@@ -124,7 +133,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     """Read `checkpoint.json`; every fault is one sentence."""
     path = folder / INDEX
     if not path.is_file():
-        seeds = sorted(str(found.parent) for found in folder.glob(f"seed-*/{INDEX}"))
+        seeds = [str(place) for place in trained_folders(folder) if place != folder]
         why = f"choose {' or '.join(seeds)}" if seeds else "it is no folder `fedfade train` wrote"
         raise UserError(f"{str(folder)!r} holds no {INDEX}: {why}.")
     index = read_json(path, max_bytes=2**20)

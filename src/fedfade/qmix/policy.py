@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedfade.allocation import Action, Observed, Policy, Scope, View
 from fedfade.config import Config
-from fedfade.errors import UserError
+from fedfade.errors import UserError, not_allowed
 from fedfade.qmix.checkpoint import (
     Checkpoint,
     check_same_meaning,
@@ -139,6 +139,26 @@ def load_policy_checkpoint(
     checkpoint = load_checkpoint(Path(folder))
     check_same_meaning(checkpoint, config, own_observation)
     return QmixPolicy(load_agents(checkpoint), checkpoint.config)
+
+
+def trained_agents(config: Config) -> dict[str, Path]:
+    """Names and folders of the agents `allocation.checkpoint` brings into a comparison.
+
+    >>> from fedfade.config import load_config
+    >>> trained_agents(load_config("ring", ["allocation.checkpoint=[a/seed-0, a/seed-1]"]))
+    {'qmix-seed-0': PosixPath('a/seed-0'), 'qmix-seed-1': PosixPath('a/seed-1')}
+    """
+    given = config.allocation.checkpoint
+    if given is None:
+        return {}
+    if isinstance(given, str):
+        return {QmixPolicy.name: Path(given)}
+    folders = [Path(folder) for folder in given]
+    for parts in (1, 2):  # two trainings of several seeds have folders of the same names
+        names = ["-".join([QmixPolicy.name, *folder.parts[-parts:]]) for folder in folders]
+        if len({*names, *shipped_policies()}) == len(names) + len(shipped_policies()):
+            return dict(zip(names, folders, strict=True))
+    raise not_allowed("allocation.checkpoint", given, "folders of different names")
 
 
 # --- agents that come with the package ----------------------------------------------------------

@@ -15,7 +15,7 @@ from fedfade.experiments.reproduce import setting
 from fedfade.experiments.reproduce.regimes import ring
 from fedfade.experiments.reproduce.setting import changed, cycle_seeds
 from fedfade.qmix import load_policy_checkpoint
-from fedfade.qmix.checkpoint import Checkpoint, has_checkpoint, load_checkpoint
+from fedfade.qmix.checkpoint import Checkpoint, load_checkpoint, trained_folders
 
 FIRST_SEED = 2000
 """Settings of the deadline policies were chosen on seeds 1000 to 1004; agents trained on those
@@ -151,9 +151,7 @@ def load_agents(asked: Sequence[str]) -> list[Agents]:
             raise UserError(f"--checkpoint {name!r} is the name of a policy: choose another.")
         if name in found:
             raise UserError(f"--checkpoint {name!r} is given twice: choose another name.")
-        place = Path(folder)
-        several = sorted(p.parent for p in place.glob("seed-*/checkpoint.json"))
-        folders = (place,) if has_checkpoint(place) or not several else tuple(several)
+        folders = tuple(trained_folders(Path(folder)))
         found[name] = Agents(name, folders, tuple(map(load_checkpoint, folders)))
     return list(found.values())
 
