@@ -22,6 +22,7 @@ from fedfade.allocation.play import Observations, RecordedRounds, _slots_known, 
 from fedfade.allocation.policy import ActionChecks
 from fedfade.errors import UserError
 from fedfade.uplink import Progress, observation_width, observe, start_round, state_width
+from tests.conftest import TINY
 
 LOCAL = [name for name in BUILT_IN if load_policy(name).scope != "central"]
 
@@ -274,6 +275,92 @@ def test_whatever_a_users_policy_raises_is_one_sentence(monkeypatch: pytest.Monk
     monkeypatch.setattr("fedfade.allocation.registry.entry_points", lambda group: [TooNew()])
     with pytest.raises(UserError, match=r"policy = 'too-new' cannot be loaded: .*tomorrow'\.$"):
         load_policy("too-new")
+
+
+class Faulty:
+    """A user's policy that raises in the method named."""
+
+    name, scope = "faulty", "local"
+
+    def __init__(self, where: str, error: BaseException) -> None:
+        self.where, self.error = where, error
+
+    def begin(self, view):
+        if self.where == "begin":
+            raise self.error
+
+    def act(self, view, memory):
+        if view.slot == 2 and self.where == "act":
+            raise self.error
+        return full_power(view, torch.zeros_like(view.remaining_bits, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("where", ["begin", "act"])
+def test_whatever_a_users_policy_raises_while_playing_is_one_sentence(
+    where: str, make_round
+) -> None:
+    scenario, round_ = make_round()
+    policy = Faulty(where, KeyError("no\nsuch key"))
+    place = r"\(test_policies\.py, line \d+\)"
+    sentence = rf"^policy 'faulty' raised KeyError in {where} {place}: .*\.$"
+    with pytest.raises(UserError, match=sentence) as caught:
+        play_round(policy, scenario, round_, torch.arange(3))
+    assert caught.value.__cause__ is policy.error
+    policy.begin = lambda: None
+    with pytest.raises(UserError, match=r"'faulty' raised TypeError in begin: .* argument"):
+        play_round(policy, scenario, round_, torch.arange(3))
+
+
+def looks_up_what_is_not_there() -> Faulty:
+    return Faulty("act", KeyError("gain"))
+
+
+def divides_before_it_plays() -> Faulty:
+    return Faulty("begin", ZeroDivisionError("division by zero"))
+
+
+@pytest.mark.parametrize(
+    ("factory", "sentence"),
+    [
+        ("looks_up_what_is_not_there", "raised KeyError in act"),
+        ("divides_before_it_plays", "raised ZeroDivisionError in begin"),
+    ],
+)
+def test_a_policy_that_raises_leaves_the_folder_to_the_corrected_command(
+    factory: str, sentence: str, fedfade, tmp_path
+) -> None:
+    words = [word for override in TINY for word in ("--set", override)]
+    words = ["compare", "paper", *words, "--out", tmp_path / "run", "--policies"]
+    answer = fedfade(*words, f"random,{__name__}:{factory}")
+    assert answer.code == 2, answer.err
+    assert f":{factory}' {sentence} (test_policies.py, line " in answer.err
+    assert "Traceback" not in answer.err
+    assert not (tmp_path / "run").exists()
+    assert fedfade(*words, "random").code == 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UserError("a sentence of its own."),
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+        KeyboardInterrupt(),
+    ],
+)
+def test_what_has_a_sentence_elsewhere_passes_through(error: BaseException, make_round) -> None:
+    scenario, round_ = make_round()
+    with pytest.raises(type(error)) as caught:
+        play_round(Faulty("act", error), scenario, round_, torch.arange(3))
+    assert caught.value is error
+
+
+def test_a_fault_of_our_own_is_not_laid_to_the_user(make_round, monkeypatch) -> None:
+    scenario, round_ = make_round()
+    monkeypatch.setattr(BUILT_IN["random"], "act", lambda self, view, memory: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        play_round(load_policy("random"), scenario, round_, torch.arange(3))
 
 
 @pytest.mark.parametrize("name", ["perfect", "genie", "qmix"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from fedfade.allocation.policy import ActionChecks, Observed, Policy, View, gradient_aware
 from fedfade.device import spare_bytes
+from fedfade.dotted import one_line
+from fedfade.errors import UserError, out_of_memory
 from fedfade.graphs import record as record_work
 from fedfade.uplink import (
     Action,
@@ -168,7 +171,8 @@ def _play(
     progress = start
     seen = as_observed(policy, scenario)
     observations = Observations(seen, round_, known) if _observes(policy) else None
-    memory = policy.begin(make_view(policy, scenario, round_, progress, 0, keys, observations))
+    view = make_view(policy, scenario, round_, progress, 0, keys, observations)
+    memory = _asked(policy, "begin", view)
     finish_slot = torch.full_like(progress.remaining_bits, scenario.slots)
     rate_sum = torch.zeros(episodes, device=scenario.device)
     reward = torch.zeros(episodes, device=scenario.device)
@@ -176,7 +180,7 @@ def _play(
     frames = []
     for slot in range(scenario.slots):
         view = make_view(policy, scenario, round_, progress, slot, keys, observations)
-        action = take(policy.act(view, memory))
+        action = take(_asked(policy, "act", view, memory))
         after, result = play_slot(scenario, progress, slot_gain(round_, slot), action)
         reward += slot_reward(scenario, normalised, progress, after, result)
         rate_sum += result.rate_bps.sum(-1)
@@ -193,6 +197,33 @@ def _play(
         reward=reward,
         history=History(*map(torch.stack, zip(*frames, strict=True))) if record else None,
     )
+
+
+def _asked(policy: Policy, question: str, *given: object) -> Any:
+    """What a policy answers; whatever a user's raises becomes one sentence.
+
+    A fault of our own policies stays one: its trace is what is needed to mend it.
+    """
+    try:
+        return getattr(policy, question)(*given)
+    except UserError:
+        raise
+    except Exception as error:
+        ours = type(policy).__module__.startswith("fedfade.")
+        if ours or out_of_memory(error, "") is not None:
+            raise
+        kind, place = type(error).__name__, _line_of(error)
+        raise UserError(
+            f"policy {policy.name!r} raised {kind} in {question}{place}: {one_line(error)}."
+        ) from error
+
+
+def _line_of(error: Exception) -> str:
+    """The line of the policy that raised; none where it could not even be called."""
+    inside = error.__traceback__ and error.__traceback__.tb_next
+    if inside is None:
+        return ""
+    return f" ({Path(inside.tb_frame.f_code.co_filename).name}, line {inside.tb_lineno})"
 
 
 class RecordedRounds:
