@@ -1,13 +1,16 @@
 """The one protocol every allocation policy follows.
 
 A policy answers, slot by slot, a sub-band and a power level for every client, batched over
-episodes. Its `scope` says what it may know, and the view it is handed holds no more:
+episodes. Its `scope` declares what a client knows when it decides:
 
     local      a client's own fading and own progress, and the large-scale gains of all, which
                the base station announces once a round
     feedback   the same, plus one bit a client and slot: who has finished
     csi        the same, plus everybody's fading, which the base station announces as well
     central    everything
+
+A view is a batch of all clients: what a scope leaves private is there too, row n for client n.
+Tests hold our own policies to it; a user's is taken at its word.
 """
 
 from __future__ import annotations
