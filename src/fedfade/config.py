@@ -10,13 +10,23 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from importlib import resources
+from numbers import Integral
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from fedfade.errors import UserError, not_allowed
@@ -43,6 +53,18 @@ ObservationPart = Literal[
     "time_to_finish",
 ]
 
+
+def _whole_to_int(value: object) -> object:
+    """People write 1e4 for ten thousand, and NumPy has integers of its own."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Integral) or (isinstance(value, float) and value.is_integer()):
+        return int(value)
+    return value
+
+
+_Whole = Annotated[int, BeforeValidator(_whole_to_int)]
+
 # Bounds are wider than anything sensible and narrow enough that no power, rate or time leaves
 # what float32 can hold.
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -54,7 +76,8 @@ _Metres = Annotated[float, Field(ge=0.01, le=1e6, allow_inf_nan=False)]
 
 
 class _Branch(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    # Strict: text is no number, and neither is `true`, which would count as 1.
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, strict=True)
 
 
 class RadioConfig(_Branch):
@@ -72,17 +95,17 @@ class RadioConfig(_Branch):
     bandwidth_hz: Annotated[float, Field(ge=1.0, le=1e12, allow_inf_nan=False)] = Field(
         5e6, description="bandwidth of one sub-band (paper: B)"
     )
-    subbands: int = Field(4, ge=1, le=64, description="shared sub-bands (paper: C)")
+    subbands: _Whole = Field(4, ge=1, le=64, description="shared sub-bands (paper: C)")
     subband_gain: Literal["average", "centre"] = Field(
         "average", description="a sub-band's gain: mean over its subcarriers, or at its centre"
     )
-    subcarriers: int = Field(
+    subcarriers: _Whole = Field(
         25, ge=1, le=1000, description="frequencies a sub-band average is taken over"
     )
-    clusters: int = Field(
+    clusters: _Whole = Field(
         21,
         ge=2,
-        le=200,
+        le=10_000,
         description="clusters of the fading (paper: n_c), counted as QuaDRiGa does: the direct "
         "path, absent here, is one of them",
     )
@@ -96,7 +119,7 @@ class RadioConfig(_Branch):
     slot_s: Annotated[float, Field(ge=1e-9, le=1e3, allow_inf_nan=False)] = Field(
         0.002, description="length of a slot (paper: T_d)"
     )
-    slots: int = Field(250, ge=1, le=100_000, description="slots in a round (paper: T_s)")
+    slots: _Whole = Field(250, ge=1, le=100_000, description="slots in a round (paper: T_s)")
     power_levels_dbm: list[_Finite] = Field(
         [23.0, 10.0, 5.0, SILENT_DBM],
         min_length=1,
@@ -113,6 +136,8 @@ class RadioConfig(_Branch):
     def _consistent(self) -> RadioConfig:
         if self.source == "traces" and self.traces is None:
             raise not_allowed("radio.traces", "null", "a path when radio.source is 'traces'")
+        if self.source != "traces" and self.traces is not None:
+            raise not_allowed("radio.traces", self.traces, "null unless radio.source is 'traces'")
         levels = self.power_levels_dbm
         if all(level <= SILENT_DBM for level in levels):
             raise not_allowed(
@@ -197,7 +222,7 @@ class CellConfig(_Branch):
 class LearningConfig(_Branch):
     """The federated learning task."""
 
-    clients: int = Field(10, ge=1, le=1000, description="clients (paper: N)")
+    clients: _Whole = Field(10, ge=1, le=1000, description="clients (paper: N)")
     data: str = Field(
         "cifar10", description="digits, cifar10, or a path to .npz files with images and labels"
     )
@@ -210,17 +235,17 @@ class LearningConfig(_Branch):
     alpha: Annotated[float, Field(ge=0.001, le=1e6, allow_inf_nan=False)] = Field(
         0.5, description="Dirichlet concentration: small means clients with few classes"
     )
-    shards_per_client: int = Field(
+    shards_per_client: _Whole = Field(
         2, ge=1, le=1_000_000, description="partition shards: shards a client gets"
     )
     model: str = Field("cnn", description="cnn (the paper's), or module:factory of your own")
     local_unit: Literal["step", "epoch"] = Field(
         "step", description="what local_work counts: mini-batch steps or passes over the data"
     )
-    local_work: int = Field(
+    local_work: _Whole = Field(
         3, ge=1, le=100_000, description="local steps or epochs a round (paper: E)"
     )
-    batch_size: int = Field(50, ge=1, le=10_000_000, description="mini-batch size (paper: B_D)")
+    batch_size: _Whole = Field(50, ge=1, le=10_000_000, description="mini-batch size (paper: B_D)")
     local_rate: _Rate = Field(0.01, description="clients' learning rate (paper: eta_l)")
     global_rate: _Rate = Field(1.0, description="server's learning rate (paper: eta_g)")
     proximal: _Weight = Field(0.0, description="FedProx weight; 0 is FedAvg")
@@ -276,7 +301,7 @@ class AllocationConfig(_Branch):
         min_length=1,
         description="parts of an agent's observation, in order",
     )
-    csi_delay_slots: int = Field(
+    csi_delay_slots: _Whole = Field(
         0, ge=0, le=100_000, description="age of what `others_fading` shows; 0 dB before that"
     )
     hide: list[Literal["gradient", "fading"]] = Field(
@@ -312,14 +337,16 @@ class QmixConfig(_Branch):
     share_parameters: bool = Field(
         False, description="one network for all agents, told apart by an agent id"
     )
-    hidden: list[Annotated[int, Field(ge=1, le=100_000)]] = Field(
+    hidden: list[Annotated[_Whole, Field(ge=1, le=100_000)]] = Field(
         [250, 120, 120],
         min_length=1,
         max_length=32,
         description="hidden layers of an agent network",
     )
-    mixing_width: int = Field(32, ge=1, le=10_000, description="hidden units of the mixing network")
-    hypernet_width: int = Field(
+    mixing_width: _Whole = Field(
+        32, ge=1, le=10_000, description="hidden units of the mixing network"
+    )
+    hypernet_width: _Whole = Field(
         64, ge=1, le=10_000, description="hidden units of the hypernetworks"
     )
     agent_rate: _Rate = Field(1e-5, description="RMSProp rate of the agent networks")
@@ -342,13 +369,13 @@ class QmixConfig(_Branch):
         description="an agent's value of a slot is one output, what an action adds to it another; "
         "both start at 0",
     )
-    n_step: int = Field(
+    n_step: _Whole = Field(
         1, ge=1, le=100_000, description="slots of reward summed before bootstrapping"
     )
-    replay_size: int = Field(10_000, ge=1, le=10**9, description="transitions kept")
-    batch_size: int = Field(512, ge=1, le=10**9, description="transitions in an update")
-    update_every: int = Field(30, ge=1, le=10**9, description="slots stored between two updates")
-    target_every: int = Field(
+    replay_size: _Whole = Field(10_000, ge=1, le=10**9, description="transitions kept")
+    batch_size: _Whole = Field(512, ge=1, le=10**9, description="transitions in an update")
+    update_every: _Whole = Field(30, ge=1, le=10**9, description="slots stored between two updates")
+    target_every: _Whole = Field(
         6300,
         ge=1,
         le=10**9,
@@ -360,11 +387,11 @@ class QmixConfig(_Branch):
         description="gradients while training: learning (real federated rounds), synthetic, or "
         "the path of a recording (.npz)",
     )
-    evaluate_every: int = Field(
+    evaluate_every: _Whole = Field(
         20, ge=1, le=10**9, description="federated rounds between test accuracies while training"
     )
-    episodes: int = Field(30_000, ge=1, le=10**12, description="training episodes")
-    parallel_episodes: int = Field(
+    episodes: _Whole = Field(30_000, ge=1, le=10**12, description="training episodes")
+    parallel_episodes: _Whole = Field(
         20, ge=1, le=1_000_000, description="episodes played side by side"
     )
     epsilon_start: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = Field(
@@ -373,13 +400,15 @@ class QmixConfig(_Branch):
     epsilon_end: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = Field(
         0.001, description="exploration after epsilon_episodes"
     )
-    epsilon_episodes: int = Field(20_000, ge=1, le=10**12, description="episodes of linear decay")
+    epsilon_episodes: _Whole = Field(
+        20_000, ge=1, le=10**12, description="episodes of linear decay"
+    )
     payload_start: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = Field(
         1.0,
         description="share of its payload a client has to send in the first training episode (the "
         "rest counts as sent); plans stay those of a whole payload",
     )
-    payload_episodes: int = Field(
+    payload_episodes: _Whole = Field(
         10_000, ge=1, le=10**12, description="episodes in which that share rises to 1"
     )
 
@@ -403,10 +432,10 @@ class QmixConfig(_Branch):
 class RunConfig(_Branch):
     """How long, how often, on what."""
 
-    seed: int = Field(0, ge=0, lt=2**31, description="first seed; run i uses seed + i")
-    seeds: int = Field(5, ge=1, le=1000, description="independent repetitions")
-    rounds: int = Field(100, ge=1, le=1_000_000, description="federated rounds (paper: T)")
-    episodes_per_round: int = Field(
+    seed: _Whole = Field(0, ge=0, lt=2**31, description="first seed; run i uses seed + i")
+    seeds: _Whole = Field(5, ge=1, le=1000, description="independent repetitions")
+    rounds: _Whole = Field(100, ge=1, le=1_000_000, description="federated rounds (paper: T)")
+    episodes_per_round: _Whole = Field(
         20,
         ge=1,
         le=1_000_000,
@@ -415,7 +444,7 @@ class RunConfig(_Branch):
     repeat_fading: bool = Field(
         False, description="the episodes of a round see the same small-scale fading"
     )
-    evaluate_every: int = Field(
+    evaluate_every: _Whole = Field(
         1, ge=1, le=10**9, description="rounds between evaluations of the model"
     )
     checkpoint_s: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = Field(
@@ -512,13 +541,32 @@ def _preset_text(name: str) -> str:
 
 class _PlainLoader(yaml.SafeLoader):
     """YAML without aliases: a few hundred bytes of them can unfold to gigabytes, or to a value
-    that holds itself."""
+    that holds itself. A key given twice is refused, for one of its values would be lost."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Refuse a reference to an anchor."""
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("aliases, *name, are not read")
         return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Refuse a second value for a key."""
+        seen = set()
+        for key, _ in node.value:
+            name = (key.tag, str(key.value))
+            if isinstance(key, yaml.ScalarNode) and name in seen:
+                line = key.start_mark.line + 1
+                raise yaml.YAMLError(f"line {line}: the key {key.value[:80]!r} is given twice")
+            seen.add(name)
+        return super().construct_mapping(node, deep)
+
+
+# YAML 1.1 wants a point and a signed exponent, and reads 3e9 and 5.4e6 as text.
+_PlainLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$", re.ASCII),
+    list("-+.0123456789"),
+)
 
 
 def parse_yaml(text: str) -> Any:
@@ -560,9 +608,9 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
         raise not_allowed("--set", override, "of the form section.field=value")
     try:
         value = parse_yaml(text)
-    except ValueError:
+    except ValueError as error:
         raise not_allowed(
-            "--set", override, "section.field=value with a valid YAML value"
+            "--set", override, f"section.field=value with a valid YAML value ({error})"
         ) from None
     if isinstance(value, str) and not text.strip().startswith(("'", '"')):
         value = _number_or_text(value)
@@ -576,7 +624,7 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
 
 
 def _number_or_text(text: str) -> float | str:
-    """YAML 1.1 reads 3e9 as text; people mean a number."""
+    """What YAML reads as text and Python as a number, such as 1e1_0 or nan."""
     try:
         return float(text)
     except ValueError:
@@ -584,12 +632,18 @@ def _number_or_text(text: str) -> float | str:
 
 
 def _first_fault(error: ValidationError) -> str:
-    """The first fault as the standard sentence."""
-    fault = error.errors(include_url=False)[0]
-    if fault["type"] == "extra_forbidden":
-        return _unknown_key([str(part) for part in fault["loc"]])
-    place = [str(part) for part in fault["loc"] if not _is_union_tag(part)]
-    return str(not_allowed(".".join(place), fault.get("input"), _allowed(fault)))
+    """The first fault as the standard sentence; of a union, all that would be allowed."""
+    faults = error.errors(include_url=False)
+    first = faults[0]
+    if first["type"] == "extra_forbidden":
+        return _unknown_key([str(part) for part in first["loc"]])
+    place = _place(first)
+    allowed = dict.fromkeys(_allowed(fault) for fault in faults if _place(fault) == place)
+    return str(not_allowed(".".join(place), first.get("input"), " or ".join(allowed)))
+
+
+def _place(fault: ErrorDetails) -> list[str]:
+    return [str(part) for part in fault["loc"] if not _is_union_tag(part)]
 
 
 def _is_union_tag(part: int | str) -> bool:
@@ -623,7 +677,13 @@ def _allowed(fault: ErrorDetails) -> str:
         words, key = bounds[kind]
         return f"{words} {context[key]:g}"
     if kind == "literal_error":
-        return f"one of {context['expected']}"
+        choices = str(context["expected"])
+        return f"one of {choices}" if " or " in choices else choices
+    if kind in ("too_short", "too_long"):
+        most = kind == "too_long"
+        count = context["max_length" if most else "min_length"]
+        entries = "entry" if count == 1 else "entries"
+        return f"a list of at {'most' if most else 'least'} {count} {entries}"
     plain = {
         "int_type": "a whole number",
         "int_parsing": "a whole number",
@@ -637,8 +697,6 @@ def _allowed(fault: ErrorDetails) -> str:
         "list_type": "a list",
         "model_type": "a mapping of fields",
         "model_attributes_type": "a mapping of fields",
-        "too_short": "a longer list",
-        "too_long": "a shorter list",
     }
     return plain.get(kind, fault["msg"].lower())
 
@@ -663,7 +721,7 @@ def _render_branch(branch: BaseModel, lines: list[str], indent: int) -> None:
         else:
             choices = _choices(field.annotation)
             note = f"{field.description}{f' ({choices})' if choices else ''}"
-            lines.append(f"{pad}{name}: {json.dumps(value)}  # {note}")
+            lines.append(f"{pad}{name}: {json.dumps(value, ensure_ascii=False)}  # {note}")
 
 
 def _choices(annotation: Any) -> str:

@@ -24,12 +24,13 @@ FAULTS = [
     ("radio.bandwidth_hz=wide", "radio.bandwidth_hz = 'wide'", "a number"),
     ("radio.bandwidth_hz=1e9", "radio.bandwidth_hz", "radio.carrier_hz"),
     ("radio.clusters=1", "radio.clusters = 1", "at least 2"),
+    ("radio.clusters=10001", "radio.clusters = 10001", "at most 10000"),
     ("radio.clusters=2.5", "radio.clusters = 2.5", "whole number"),
     ("radio.source=quadriga", "radio.source = 'quadriga'", "'clustered', 'rayleigh' or 'traces'"),
     ("radio.source=traces", "radio.traces = 'null'", "a path"),
     ("radio.power_levels_dbm=[-100]", "radio.power_levels_dbm", "above -100 dBm"),
     ("radio.power_levels_dbm=[23, 10]", "radio.power_levels_dbm", "silent level"),
-    ("radio.power_levels_dbm=[]", "radio.power_levels_dbm = []", "longer list"),
+    ("radio.power_levels_dbm=[]", "radio.power_levels_dbm = []", "at least 1 entry"),
     ("radio.clutsers=3", "radio.clutsers is not a known field", "'clusters'"),
     ("raido.clusters=3", "raido is not a known field", "'radio'"),
     ("radio=3", "radio = 3", "a mapping of fields"),
@@ -44,6 +45,26 @@ FAULTS = [
     ("nonsense", "--set = 'nonsense'", "section.field=value"),
     ("radio.clusters=[1", "--set", "valid YAML"),
     ("radio.clusters.deep=1", "radio.clusters", "whole number"),
+    ("learning.clients=true", "learning.clients = True", "a whole number"),
+    ("run.seed=true", "run.seed = True", "a whole number"),
+    ("radio.bandwidth_hz=true", "radio.bandwidth_hz = True", "a number"),
+    ('radio.bandwidth_hz="5e6"', "radio.bandwidth_hz = '5e6'", "a number"),
+    ('radio.subbands="4"', "radio.subbands = '4'", "a whole number"),
+    ('run.rounds="7"', "run.rounds = '7'", "a whole number"),
+    ('qmix.share_parameters="off"', "qmix.share_parameters = 'off'", "true or false"),
+    ("qmix.share_parameters=1", "qmix.share_parameters = 1", "true or false"),
+    ('qmix.hidden=[true, "12"]', "qmix.hidden.0 = True", "a whole number"),
+    ('qmix.hidden=[12, "12"]', "qmix.hidden.1 = '12'", "a whole number"),
+    ("learning.payload_bits=foo", "learning.payload_bits = 'foo'", "a number or 'auto'."),
+    ("learning.payload_bits=true", "learning.payload_bits = True", "a number or 'auto'."),
+    ("allocation.policies=[]", "allocation.policies = []", "a list of at least 1 entry."),
+    (f"qmix.hidden={[8] * 33}", "qmix.hidden", "a list of at most 32 entries."),
+    (
+        "radio.traces=gains.npz",
+        "radio.traces = 'gains.npz'",
+        "null unless radio.source is 'traces'",
+    ),
+    ("radio={clusters: 28, clusters: 14}", "--set", "the key 'clusters' is given twice"),
 ]
 
 
@@ -76,6 +97,35 @@ def test_every_field_is_described() -> None:
 
 def test_overrides_understand_scientific_notation() -> None:
     assert load_config("paper", ["radio.carrier_hz=28e9"]).radio.carrier_hz == 28e9
+
+
+WHOLE = [("1e1", 10), ("10.0", 10), ("10", 10), ("1.0e+1", 10), ("1E1", 10)]
+
+
+@pytest.mark.parametrize(("text", "meant"), WHOLE)
+def test_a_whole_number_may_be_written_in_any_way(text: str, meant: int, tmp_path: Path) -> None:
+    """The same in --set, in lists and in a file, where YAML 1.1 would read 1e1 as text."""
+    preset = tmp_path / "mine.yaml"
+    preset.write_text(f"run: {{rounds: {text}}}\nqmix: {{hidden: [{text}]}}\n")
+    by_set = load_config("paper", [f"run.rounds={text}", f"qmix.hidden=[{text}]"])
+    for config in (load_config(preset), by_set):
+        assert (config.run.rounds, config.qmix.hidden) == (meant, [meant])
+        assert isinstance(config.run.rounds, int)
+
+
+def test_a_number_may_be_whole_where_a_fraction_could_be(tmp_path: Path) -> None:
+    preset = tmp_path / "mine.yaml"
+    preset.write_text("radio: {bandwidth_hz: 5.4e6, speed_mps: 3, power_levels_dbm: [2e1, -100]}")
+    radio = load_config(preset).radio
+    assert (radio.bandwidth_hz, radio.speed_mps) == (5.4e6, 3.0)
+    assert radio.power_levels_dbm == [20.0, -100.0]
+
+
+def test_a_key_given_twice_is_named(tmp_path: Path) -> None:
+    preset = tmp_path / "mine.yaml"
+    preset.write_text("run: {seeds: 2}\nradio:\n  clusters: 28\n  'clusters': 14\n")
+    with pytest.raises(UserError, match=r"line 4: the key 'clusters' is given twice"):
+        load_config(preset)
 
 
 def test_differences_name_the_fields() -> None:

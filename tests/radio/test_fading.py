@@ -69,6 +69,14 @@ def test_more_clusters_mean_less_correlation() -> None:
     assert found[0].autocorrelation[1] > found[2].autocorrelation[1]
 
 
+@pytest.mark.parametrize("clusters", [2, 1000, 10_000])
+def test_the_fewest_and_the_most_clusters_are_fading_too(clusters: int) -> None:
+    """Unit mean power; seeds differ by 0.025 in it."""
+    gain = drawn(40, seed=4, clusters=clusters, subband_gain="centre", slots=30)
+    assert np.isfinite(gain).all()
+    assert gain.mean() == pytest.approx(1.0, abs=0.1)
+
+
 def test_estimators_reproduce_the_reference_numbers() -> None:
     folder = shared_folder()
     if folder is None:  # without the traces: Rayleigh noise without memory has known statistics
@@ -112,7 +120,7 @@ def some_places(count: int, azimuth_spread_deg: float = 10.0) -> tuple[torch.Ten
     return fold(stream(0, "test"), torch.arange(count)), place
 
 
-@pytest.mark.parametrize("count", [3, 8, 20, 27, 60])
+@pytest.mark.parametrize("count", [3, 8, 20, 27, 60, 2000])
 def test_quadriga_draw_meets_the_spreads_of_every_drop(count: int) -> None:
     keys, place = some_places(500)
     drawn_clusters = draw_quadriga(keys, place, count)
