@@ -18,11 +18,12 @@ from pettingzoo.test import (
 
 from fedfade import uplink
 from fedfade.allocation import play_round
-from fedfade.config import load_config
+from fedfade.config import differences, load_config
 from fedfade.errors import UserError
 from fedfade.uplink import Action, Rounds, gradient_source, parallel_env, record_gradients
 from fedfade.uplink import env as aec_env
 from fedfade.uplink.parallel import ID
+from fedfade.uplink.picture import RoundSoFar, round_so_far_figure
 
 
 @pytest.fixture(autouse=True)
@@ -182,6 +183,56 @@ def test_bad_input_is_named() -> None:
     with pytest.raises(UserError, match="did you mean 'clusters'"):
         parallel_env("ring", radio={"cluster": 3})
     assert parallel_env("ring", **{"radio.clusters": 28}).config.radio.clusters == 28
+
+
+@pytest.mark.parametrize("action", [1.5, -1, 8, "1", None, float("nan"), np.array([0, 1])])
+def test_an_action_that_is_no_choice_is_refused(action: object) -> None:
+    env = parallel_env("small-cell", max_cycles=2)
+    env.reset(seed=0)
+    allowed = "must be a whole number between 0 and 7"
+    with pytest.raises(UserError, match=f"action of client_1 = .* is not allowed: it {allowed}"):
+        env.step({agent: action if agent == "client_1" else 0 for agent in env.agents})
+    env.step(dict.fromkeys(env.agents, np.int64(3)))  # what a space samples is fine
+
+
+def test_an_action_of_nobody_is_refused() -> None:
+    env = parallel_env("small-cell", max_cycles=2)
+    env.reset(seed=0)
+    with pytest.raises(UserError, match=r"'client_4' is not allowed: .* client_0 to client_3"):
+        env.step({f"client_{n}": 0 for n in range(5)})
+
+
+def test_nothing_is_asked_before_reset() -> None:
+    env = parallel_env("ring", max_cycles=2, render_mode="rgb_array")
+    for ask in (env.state, env.render, lambda: env.step({})):
+        with pytest.raises(UserError, match="call reset first"):
+            ask()
+    env.reset(seed=0)
+    assert env.state().shape == env.state_space.shape
+
+
+def test_a_render_mode_there_is_not_is_refused_before_an_episode() -> None:
+    with pytest.raises(UserError, match=r"render_mode = 'ansi' .* None or 'rgb_array'"):
+        parallel_env("ring", render_mode="ansi")
+    env = parallel_env("ring", render_mode="human")  # PettingZoo's render_test wants to make one
+    with pytest.raises(UserError, match=r"render_mode = 'human' .* None or 'rgb_array'"):
+        env.reset(seed=0)
+
+
+def test_a_configuration_instead_of_a_preset() -> None:
+    changes = ["qmix.gradients=synthetic", "radio.clusters=28", "learning.data_dir=d\u00e4ta"]
+    config = load_config("small-cell", changes)
+    assert parallel_env(config).config == config
+    other = parallel_env(config, max_cycles=3, cell={"side_m": 50.0}).config
+    assert differences(config, other) == ["radio.slots", "cell.side_m"]
+    assert other.cell.side_m == 50.0
+    aec_env(config).reset(seed=0)
+
+
+def test_the_picture_says_what_it_shows() -> None:
+    """A client that has sent half has delivered nothing."""
+    axes = round_so_far_figure(RoundSoFar(clients=3, bands=2, slots=4)).axes
+    assert axes[1].get_xlabel() == "share sent"
 
 
 def test_torchrl_accepts_the_environment() -> None:

@@ -7,6 +7,7 @@ averaged, then the next round.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,6 +56,8 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
     def __init__(self, config: Config, render_mode: str | None = None) -> None:
         self.config = config
         self.render_mode = render_mode
+        if render_mode != "human":  # PettingZoo's render_test makes one, whatever is offered
+            self._check_render_mode()
         self._gradients = gradient_source(config)
         self._rounds = self._new_rounds(0)
         self.scenario = scenario = self._rounds.scenario
@@ -85,12 +88,13 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
         self, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Dicts, Dicts]:
         """Begin an episode; with a seed, begin again at the first episode of the first round."""
+        self._check_render_mode()
         if seed is not None or self._random is None:
             self._random, _ = seeding.np_random(seed)
             self._rounds = self._new_rounds(int(self._random.integers(_MAX_SEED)))
             self._episode = -1
         elif self._open:
-            self._rounds.deliver(self._episode, self._progress.finished)
+            self._rounds.deliver(self._episode, self._progress.finished[:, None])
         self._episode += 1
         self._open = True
         self._round = self._rounds.round(self._episode)
@@ -104,6 +108,7 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
 
     def step(self, actions: Mapping[str, int]) -> tuple[Dicts, Dicts, Dicts, Dicts, Dicts]:
         """One slot. The deadline ends the episode: nothing can be delivered after it."""
+        self._check_begun("step")
         if not self.agents:
             return {}, {}, {}, {}, {}
         action = decode_action(self.scenario, self._choices(actions))
@@ -118,7 +123,7 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
         self._slot += 1
         ended = self._slot == self.scenario.slots
         if ended:
-            self._rounds.deliver(self._episode, self._progress.finished)
+            self._rounds.deliver(self._episode, self._progress.finished[:, None])
             self._open = False
         observations, infos, everybody = self._observe(), self._infos(), self.agents
         if ended:
@@ -133,6 +138,7 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
 
     def state(self) -> NDArray[np.float32]:
         """What a central critic or mixer may see."""
+        self._check_begun("state")
         blank = self._backdrop.state[self._shown_slot].clone()
         filled = fill_state(self.scenario, blank, self._progress)[0]
         return np.asarray(filled.numpy(), dtype=np.float32)
@@ -141,14 +147,23 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
         """The round so far: who sends where, and how far everybody is."""
         if self.render_mode is None:
             return None
-        if self.render_mode != "rgb_array":
-            raise not_allowed("render_mode", self.render_mode, "None or 'rgb_array'")
+        self._check_begun("render")
         return draw_round(self._history)
 
     def close(self) -> None:
         """Nothing is held open."""
 
     # --- pieces --------------------------------------------------------------------------------
+
+    def _check_render_mode(self) -> None:
+        """A mode there is no picture for is refused before an episode is played."""
+        if self.render_mode not in (None, "rgb_array"):
+            raise not_allowed("render_mode", self.render_mode, "None or 'rgb_array'")
+
+    def _check_begun(self, asked: str) -> None:
+        """Before the first reset there is no round to speak of."""
+        if self._random is None:
+            raise UserError(f"{asked}() has no episode yet: call reset first.")
 
     @property
     def _shown_slot(self) -> int:
@@ -175,26 +190,37 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
         missing = [agent for agent in self.agents if agent not in actions]
         if missing:
             raise UserError(f"no action for {missing[0]}: every client must act in every slot.")
-        numbers = [int(actions[agent]) for agent in self.possible_agents]
-        for agent, number in zip(self.possible_agents, numbers, strict=True):
-            if not 0 <= number < self.scenario.actions:
-                raise not_allowed(
-                    f"action of {agent}", number, f"between 0 and {self.scenario.actions - 1}"
-                )
-        return torch.tensor([numbers])
+        unknown = [agent for agent in actions if agent not in self.action_spaces]
+        if unknown:
+            everybody = f"client_0 to {self.possible_agents[-1]}"
+            raise not_allowed("agent of an action", unknown[0], f"one of {everybody}")
+        return torch.tensor([[self._choice(agent, actions[agent]) for agent in self.agents]])
+
+    def _choice(self, agent: str, action: Any) -> int:
+        """The action as a number; nothing is rounded, for 1.5 is a mistake and not a 1."""
+        try:
+            number = int(action)
+            allowed = number == action and 0 <= number < self.scenario.actions
+        except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a long tensor
+            allowed = False
+        if not allowed:
+            choices = f"a whole number between 0 and {self.scenario.actions - 1}"
+            raise not_allowed(f"action of {agent}", action, choices)
+        return number
 
 
 def parallel_env(
-    preset: str = "paper",
+    preset: str | Config = "paper",
     render_mode: str | None = None,
     max_cycles: int | None = None,
-    gradients: str = "synthetic",
+    gradients: str | None = None,
     **overrides: Any,
 ) -> UplinkEnv:
-    """The uplink of a preset as a PettingZoo ParallelEnv.
+    """The uplink of a preset, or of a whole configuration, as a PettingZoo ParallelEnv.
 
     `gradients` is `synthetic` (needs no data set), `learning` (real federated rounds) or a
-    recording; `max_cycles` sets radio.slots; other fields are overridden by branch,
+    recording; if not given, synthetic for a preset and qmix.gradients for a configuration.
+    `max_cycles` sets radio.slots; other fields are overridden by branch,
     `radio={"clusters": 28}`, or by dotted name, `**{"radio.clusters": 28}`.
 
     >>> env = parallel_env("ring", max_cycles=3)
@@ -206,10 +232,10 @@ def parallel_env(
 
 
 def env(
-    preset: str = "paper",
+    preset: str | Config = "paper",
     render_mode: str | None = None,
     max_cycles: int | None = None,
-    gradients: str = "synthetic",
+    gradients: str | None = None,
     **overrides: Any,
 ) -> AECEnv[str, Any, Any]:
     """The same with agents acting in turn (PettingZoo AEC)."""
@@ -218,16 +244,27 @@ def env(
 
 
 def _config(
-    preset: str, max_cycles: int | None, gradients: str, overrides: Mapping[str, Any]
+    preset: str | Config,
+    max_cycles: int | None,
+    gradients: str | None,
+    overrides: Mapping[str, Any],
 ) -> Config:
-    import json
+    changes: list[str] = []
 
-    changes = [f"qmix.gradients={json.dumps(gradients)}"]
+    def change(path: str, content: object) -> None:
+        changes.append(f"{path}={json.dumps(content, ensure_ascii=False)}")
+
+    if isinstance(preset, Config):  # all its sections, laid over any preset
+        for section, content in preset.model_dump().items():
+            change(section, content)
+    elif gradients is None:
+        gradients = "synthetic"
+    if gradients is not None:
+        change("qmix.gradients", gradients)
     if max_cycles is not None:
-        changes.append(f"radio.slots={int(max_cycles)}")
+        change("radio.slots", int(max_cycles))
     for name, value in overrides.items():
         fields = value.items() if isinstance(value, Mapping) else ((None, value),)
         for field, content in fields:
-            path = name if field is None else f"{name}.{field}"
-            changes.append(f"{path}={json.dumps(content)}")
-    return load_config(preset, changes)
+            change(name if field is None else f"{name}.{field}", content)
+    return load_config("paper" if isinstance(preset, Config) else preset, changes)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class RoundSoFar:
@@ -16,7 +21,7 @@ class RoundSoFar:
         self.slot = 0
 
     def add(self, slot: int, band: Tensor, rate_bps: Tensor, share: Tensor) -> None:
-        """One slot: everybody's sub-band and rate, and the share delivered after it."""
+        """One slot: everybody's sub-band and rate, and the share sent after it."""
         clients = np.arange(len(self.share))
         self.rate_bps[slot, band.numpy(), clients] = rate_bps.numpy()
         self.share = share.numpy().clip(0.0, 1.0)
@@ -24,15 +29,23 @@ class RoundSoFar:
 
 
 def draw_round(history: RoundSoFar) -> NDArray[np.uint8]:
-    """Each sub-band's slots coloured by the client with the greatest rate: [row, column, 3]."""
-    from matplotlib import colormaps
+    """The picture of a round so far as pixels: [row, column, 3]."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(round_so_far_figure(history))
+    canvas.draw()  # type: ignore[no-untyped-call]
+    pixels = np.asarray(canvas.buffer_rgba())  # type: ignore[no-untyped-call]
+    return pixels[..., :3].copy()
+
+
+def round_so_far_figure(history: RoundSoFar) -> Figure:
+    """Each sub-band's slots coloured by the client with the greatest rate, and the share sent."""
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     slots, bands, clients = history.rate_bps.shape
     palette = colormaps["tab20"](np.arange(clients) % 20)[:, :3]
     figure = Figure(figsize=(8, 3.4), dpi=80, layout="constrained")
-    canvas = FigureCanvasAgg(figure)
     where, how_far = figure.subplots(1, 2, width_ratios=(3, 1))
     strongest = history.rate_bps.argmax(-1)  # [slot, band]
     image = palette[strongest]
@@ -47,8 +60,6 @@ def draw_round(history: RoundSoFar) -> NDArray[np.uint8]:
     where.set(xlabel="slot", ylabel="sub-band", yticks=range(bands))
     where.set_title("strongest client on each sub-band", fontsize=9)
     how_far.barh(range(clients), history.share, color=palette)
-    how_far.set(xlim=(0, 1), yticks=range(clients), xlabel="delivered", ylabel="client")
+    how_far.set(xlim=(0, 1), yticks=range(clients), xlabel="share sent", ylabel="client")
     how_far.invert_yaxis()
-    canvas.draw()  # type: ignore[no-untyped-call]
-    pixels = np.asarray(canvas.buffer_rgba())  # type: ignore[no-untyped-call]
-    return pixels[..., :3].copy()
+    return figure
