@@ -1,7 +1,8 @@
 """Recorded gains: `.npz` files with `small_scale_gain` [drop, slot, band].
 
 Optional beside it: `small_scale_gain_bandavg` (the sub-band averages of the same drops) and
-`xpr_gain` [drop] (the mean power the gains are divided by). Other arrays are ignored.
+`xpr_gain` [drop] (the mean power the gains are divided by). Other arrays are ignored. Both kinds of
+gains are checked whichever is used: a file that is half broken is not to be trusted.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fedfade.config import RadioConfig
 from fedfade.errors import UserError, not_allowed
 from fedfade.storage import read_npz
 
-_WANTED = ("small_scale_gain", "small_scale_gain_bandavg", "xpr_gain")
+_CENTRE, _AVERAGE = "small_scale_gain", "small_scale_gain_bandavg"
 
 
 def read_gains(path: Path | str, average: bool = False) -> np.ndarray:
@@ -24,22 +25,36 @@ def read_gains(path: Path | str, average: bool = False) -> np.ndarray:
 
     With `average`, sub-band averages are preferred where the file keeps both.
     """
-    arrays = read_npz(path, _WANTED)
-    name = "small_scale_gain"
-    if average and "small_scale_gain_bandavg" in arrays:
-        name = "small_scale_gain_bandavg"
-    if name not in arrays:
-        raise UserError(f"{str(path)!r} has no array 'small_scale_gain'.")
-    gain = arrays[name]
-    if gain.ndim != 3 or 0 in gain.shape or gain.dtype.kind not in "fiu":
+    arrays = read_npz(path, (_CENTRE, _AVERAGE, "xpr_gain"))
+    wanted = _AVERAGE if average and _AVERAGE in arrays else _CENTRE
+    if wanted not in arrays:
+        raise UserError(f"{str(path)!r} has no array {wanted!r}.")
+    mean = arrays.pop("xpr_gain", None)
+    _check_shapes(arrays, path)
+    return {name: _checked(name, gain, mean, path) for name, gain in arrays.items()}[wanted]
+
+
+def _check_shapes(gains: dict[str, np.ndarray], path: Path | str) -> None:
+    for name, gain in gains.items():
+        if gain.ndim != 3 or 0 in gain.shape or gain.dtype.kind not in "fiu":
+            raise UserError(
+                f"{name!r} in {str(path)!r} has shape {list(gain.shape)} and type {gain.dtype}: "
+                "real numbers [drop, slot, band] are needed."
+            )
+    if len({gain.shape for gain in gains.values()}) > 1:
+        centre, averaged = list(gains[_CENTRE].shape), list(gains[_AVERAGE].shape)
         raise UserError(
-            f"{name!r} in {str(path)!r} has shape {list(gain.shape)} and type {gain.dtype}: real "
-            "numbers [drop, slot, band] are needed."
+            f"{_CENTRE!r} in {str(path)!r} has shape {centre} and {_AVERAGE!r} {averaged}: they "
+            "must be of the same drops, slots and sub-bands."
         )
+
+
+def _checked(name: str, gain: np.ndarray, mean: np.ndarray | None, path: Path | str) -> np.ndarray:
+    """Gains as float32, divided by their mean power where it is given."""
     with np.errstate(all="ignore"):  # what overflows is found below
         gain = gain.astype(np.float32)
-    if "xpr_gain" in arrays:
-        gain = _divided(gain, arrays["xpr_gain"], path)
+    if mean is not None:
+        gain = _divided(gain, mean, path)
     if not np.all(np.isfinite(gain)):
         drop = int(np.argwhere(~np.isfinite(gain))[0, 0])
         raise UserError(f"{name!r} in {str(path)!r} holds NaN or infinity (first in drop {drop}).")
