@@ -14,8 +14,10 @@ import pytest
 import torch
 
 from fedfade.config import CellConfig, RadioConfig
+from fedfade.errors import UserError
 from fedfade.radio import Cell, Channel
 from fedfade.radio.statistics import gain_statistics
+from fedfade.radio.traces import load_traces
 
 
 @pytest.fixture
@@ -50,6 +52,19 @@ def test_traces_play_whole_drops(recorded: Path) -> None:
     )
 
 
+def test_clients_of_an_episode_never_share_a_drop(recorded: Path) -> None:
+    radio, cell = RadioConfig(source="traces", traces=str(recorded)), CellConfig()
+    drops = len(np.load(recorded)["small_scale_gain"])
+    channel = Channel(radio, cell, drops)
+    trajectory = Cell(cell, radio, drops).trajectory([0, 1], rounds=3)
+    gain = channel.small_scale_gains([0, 1], range(3), range(20), trajectory)
+    first = gain[..., 0, :, 0].flatten(0, 2)  # one number tells a drop: [episode, client]
+    assert all(len(set(row)) == drops for row in first.tolist())
+    assert len(set(first[:, 0].tolist())) == drops  # and everybody gets every drop
+    alone = channel.small_scale_gain([0, 1], 2, [7], trajectory)
+    assert torch.equal(alone[:, 0], gain[:, 2, 7])
+
+
 def test_broken_traces_are_refused(recorded: Path, fedfade: Callable[..., Any]) -> None:
     def refused(*words: str) -> str:
         answer = fedfade(
@@ -75,6 +90,47 @@ def test_broken_traces_are_refused(recorded: Path, fedfade: Callable[..., Any]) 
     assert "not an intact .npz" in refused()
     recorded.unlink()
     assert "cannot be read" in refused()
+
+
+def put(arrays: dict[str, Any], name: str, value: float) -> None:
+    arrays[name][7, 3, 1] = value
+
+
+SPOILED: list[tuple[Callable[[dict[str, Any], str], object], str]] = [
+    (lambda arrays, name: put(arrays, name, np.nan), r"'{name}' in .* NaN .*drop 7"),
+    (lambda arrays, name: put(arrays, name, -1.0), "'{name}' in .* negative"),
+    (lambda arrays, name: arrays.update({name: arrays[name] * 1j}), "'{name}' in .* complex64"),
+    (lambda arrays, name: arrays.update({name: arrays[name][0]}), r"'{name}' in .* \[250, 4\]"),
+    (lambda arrays, name: arrays.update({name: arrays[name][:5]}), r"\[5, 250, 4\].* same drops"),
+    (lambda arrays, name: arrays.update({name: arrays[name][:, :9]}), r"\[30, 9, 4\].* slots"),
+    (
+        lambda arrays, name: arrays.update({name: arrays[name][..., :1]}),
+        r"\[30, 250, 1\].*sub-bands",
+    ),
+]
+
+
+@pytest.mark.parametrize("kind", ["average", "centre"])
+@pytest.mark.parametrize("name", ["small_scale_gain", "small_scale_gain_bandavg"])
+@pytest.mark.parametrize(("spoil", "sentence"), SPOILED)
+def test_gains_that_are_not_used_are_checked_too(
+    recorded: Path,
+    kind: str,
+    name: str,
+    spoil: Callable[[dict[str, Any], str], object],
+    sentence: str,
+) -> None:
+    def add_averages(arrays: dict[str, Any]) -> None:
+        arrays["small_scale_gain_bandavg"] = arrays["small_scale_gain"] * 0.5
+
+    radio = RadioConfig(source="traces", traces=str(recorded), subband_gain=kind)
+    centre = load_traces(radio)
+    changed(recorded, add_averages)
+    share = 0.5 if kind == "average" else 1.0
+    assert torch.equal(load_traces(radio), centre * share)
+    changed(recorded, lambda arrays: spoil(arrays, name))
+    with pytest.raises(UserError, match=sentence.format(name=name)):
+        load_traces(radio)
 
 
 def test_too_few_drops_for_the_clients(recorded: Path) -> None:
@@ -151,6 +207,36 @@ def test_import_takes_the_axes_of_other_tools(tmp_path: Path, fedfade: Callable[
         assert fedfade("channel", "import", file, "--out", file.with_suffix(".out.npz")).code == 0
     first, second = (np.load(f.with_suffix(".out.npz")) for f in (plain, antennas))
     assert np.array_equal(first["small_scale_gain"], second["small_scale_gain"])
+
+
+def test_imported_metadata_claim_only_what_is_known(
+    tmp_path: Path, fedfade: Callable[..., Any]
+) -> None:
+    from scipy.io import savemat
+
+    coefficients, delays = responses(drops=3, slots=20)
+    (tmp_path / "somewhere").mkdir()
+    file = tmp_path / "somewhere" / "cir.mat"
+    savemat(file, {"coeff": coefficients, "delay": delays})
+
+    def metadata(*words: str) -> dict[str, Any]:
+        out = tmp_path / "out.npz"
+        answer = fedfade("channel", "import", file, "--out", out, *words)
+        assert answer.code == 0, answer.err
+        found: dict[str, Any] = json.loads(str(np.load(out)["metadata"]))
+        assert sorted(found.pop("definitions")) == sorted(set(np.load(out).files) - {"metadata"})
+        assert found.pop("source").startswith("fedfade ")
+        return found
+
+    known = {"imported_from": "cir.mat", "drops": 3, "slots": 20, "subbands": 4}
+    sampled = {"subband_bw_hz": 5e6, "subband_gain": "average", "subcarriers_for_average": 25}
+    assert metadata() == known | sampled
+    told = metadata(
+        "--subband-gain", "centre", "--set", "radio.slot_s=0.001", "--set", "radio.subbands=2",
+        "--set", " radio.speed_mps = 3", "--set", "radio.clusters=5", "--set", "radio.slots=7",
+    )  # fmt: skip
+    sampled = {"subband_bw_hz": 5e6, "subband_gain": "centre", "slot_s": 0.001, "speed_mps": 3.0}
+    assert told == known | sampled | {"subbands": 2}
 
 
 def test_import_refuses_what_is_no_impulse_response(

@@ -99,7 +99,8 @@ def import_(
     out = out or file.with_suffix(".traces.npz")
     check_output("--out", out, ".npz")
     changes = with_fields(overrides, {"radio.subband_gain": subband_gain})
-    arrays = convert(file, load_config("paper", changes).radio)
+    told = [change.partition("=")[0].strip().removeprefix("radio.") for change in changes]
+    arrays = convert(file, load_config("paper", changes).radio, told)
     write_npz(out, arrays)
     drops, slots, bands = arrays["small_scale_gain"].shape
     typer.echo(f"{drops} drops of {slots} slots x {bands}: {out}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from fedfade.radio.traces import read_gains
 from fedfade.randomness import stream
 from fedfade.storage import read_npz
 
+_TOLD = ("carrier_hz", "speed_mps", "slot_s")
+"""Fields of `radio` that say how impulse responses were taken, which the responses do not tell."""
 _CHUNK = 1000  # drops at a time: bounds memory, changes no value
 
 
@@ -58,7 +60,7 @@ def sample(radio: RadioConfig, cell: CellConfig, drops: int, seed: int) -> dict[
             "large_scale_gain_db": here.gain_db[:, 0] - radio.antenna_gain_dbi,
             "position": here.position[:, 0],
             "heading_rad": here.heading_rad[:, 0],
-            "shadow_db": here.shadowing[:, 0] * cell.shadowing_db,
+            "shadow_db": here.shadowing[:, 0] * place.spread_db,
             "delay_spread_s": here.delay_spread_s[:, 0],
             "asa_deg": here.azimuth_spread_deg[:, 0],
         }.items():
@@ -71,16 +73,35 @@ def sample(radio: RadioConfig, cell: CellConfig, drops: int, seed: int) -> dict[
     return arrays
 
 
-def convert(path: Path | str, radio: RadioConfig) -> dict[str, np.ndarray]:
-    """Impulse responses of a file as gains in the same layout."""
+def convert(
+    path: Path | str, radio: RadioConfig, told: Collection[str] = ()
+) -> dict[str, np.ndarray]:
+    """Impulse responses of a file as gains in the same layout.
+
+    `told`: the fields of `radio` that somebody knows to hold for this file. All others but those
+    the responses are sampled by are a preset's, and the metadata do not claim them.
+    """
     gain, mean = sampled_gains(read_impulse_responses(path), radio)
+    drops, slots, bands = gain.shape
+    metadata = {
+        "source": f"fedfade {__version__}",
+        "imported_from": Path(path).name,
+        "drops": drops,
+        "slots": slots,
+        "subbands": bands,
+        **_sampling(radio),
+        **{name: getattr(radio, name) for name in _TOLD if name in told},
+        "definitions": {
+            "small_scale_gain": _DEFINITIONS["small_scale_gain"],
+            "large_scale_gain_db": "mean power of the drop",
+            "xpr_gain": _DEFINITIONS["xpr_gain"],
+        },
+    }
     return {
         "small_scale_gain": gain,
         "large_scale_gain_db": (10.0 * np.log10(mean)).astype(np.float32),
         "xpr_gain": np.ones(len(mean), dtype=np.float32),
-        "metadata": np.array(
-            json.dumps(_metadata(radio, {"imported_from": Path(path).name, "drops": len(mean)}))
-        ),
+        "metadata": np.array(json.dumps(metadata)),
     }
 
 
@@ -109,8 +130,30 @@ def read_recording(path: Path | str, average: bool = False) -> Recording:
     )
 
 
+_DEFINITIONS = {
+    "small_scale_gain": "power gain over large-scale gain, unit mean [drop, slot, band]; "
+    "at the sub-band's centre or averaged over it, see subband_gain",
+    "large_scale_gain_db": "-(path loss) + shadow fading, no antenna gain",
+    "position": "client x, y in m, base station at 0, 0",
+    "heading_rad": "direction of travel",
+    "shadow_db": "shadow fading, positive = gain",
+    "xpr_gain": "1: the gains have unit mean already",
+}
+
+
+def _sampling(radio: RadioConfig) -> dict[str, object]:
+    """How sub-bands were made of a frequency response."""
+    facts: dict[str, object] = {
+        "subband_bw_hz": radio.bandwidth_hz,
+        "subband_gain": radio.subband_gain,
+    }
+    if radio.subband_gain == "average":
+        facts["subcarriers_for_average"] = radio.subcarriers
+    return facts
+
+
 def _metadata(radio: RadioConfig, more: Mapping[str, object]) -> dict[str, object]:
-    """What a reader of the file needs to know."""
+    """What a reader of drawn gains needs to know."""
     return {
         "source": f"fedfade {__version__}",
         "scenario": "3GPP TR 38.901 UMi NLOS",
@@ -122,18 +165,7 @@ def _metadata(radio: RadioConfig, more: Mapping[str, object]) -> dict[str, objec
         "slot_s": radio.slot_s,
         "slots": radio.slots,
         "subbands": radio.subbands,
-        "subband_bw_hz": radio.bandwidth_hz,
-        "subband_gain": radio.subband_gain,
-        "subcarriers_for_average": radio.subcarriers,
-        "definitions": {
-            "small_scale_gain": "power gain over large-scale gain, unit mean [drop, slot, band]; "
-            "at the sub-band's centre or averaged over it, see subband_gain",
-            "large_scale_gain_db": "-(path loss) + shadow fading, no antenna gain; for imported "
-            "files the mean power of the drop",
-            "position": "client x, y in m, base station at 0, 0",
-            "heading_rad": "direction of travel",
-            "shadow_db": "shadow fading, positive = gain",
-            "xpr_gain": "1: the gains have unit mean already",
-        },
+        **_sampling(radio),
+        "definitions": _DEFINITIONS,
         **more,
     }
