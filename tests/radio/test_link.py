@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedfade.config import RadioConfig
-from fedfade.radio import db_to_linear, dbm_to_w, noise_w, rate_bps, sinr
+from fedfade.radio import db_to_linear, dbm_to_w, delivered_bits, noise_w, rate_bps, sinr
 
 
 def looped(
@@ -53,6 +53,20 @@ def test_silent_clients_neither_send_nor_disturb() -> None:
     )
     assert crowded[0] == alone[0]
     assert crowded[1:].tolist() == [0.0, 0.0]
+
+
+def test_delivered_bits_leave_what_a_clamped_difference_leaves() -> None:
+    """To the last bit, also where the slot brings more than is left, or nothing."""
+    generator = torch.Generator().manual_seed(3)
+    rate = torch.rand(100, 7, 10, generator=generator) * 1e8
+    left = torch.rand(100, 7, 10, generator=generator) * 4e5
+    rate[torch.rand(rate.shape, generator=generator) < 0.2] = 0.0
+    left[torch.rand(left.shape, generator=generator) < 0.2] = 0.0
+    bits = delivered_bits(rate, 0.002, left)
+    assert torch.equal(left - bits, (left - rate * 0.002).clamp(min=0.0))
+    assert bits.shape == left.shape
+    assert bool((bits >= 0).all() and (bits <= left).all())
+    assert bool((bits == left).any() and ((bits > 0) & (bits < left)).any())
 
 
 def test_weak_neighbour_of_a_strong_client_keeps_its_weight() -> None:

@@ -2,7 +2,7 @@
 
 Cell      where clients are, their large-scale gain                    [run, round, client]
 Channel   small-scale gain, per slot and sub-band       [run, episode, slot, client, band]
-sinr, rate_bps    what the base station hears                                 [..., client]
+sinr, rate_bps, delivered_bits    what the base station hears, and gets      [..., client]
 """
 
 from fedfade.radio.cell import Cell, Place, Trajectory
@@ -10,6 +10,7 @@ from fedfade.radio.channel import Channel
 from fedfade.radio.link import (
     db_to_linear,
     dbm_to_w,
+    delivered_bits,
     noise_w,
     rate_bps,
     received_w,
@@ -24,6 +25,7 @@ __all__ = [
     "Trajectory",
     "db_to_linear",
     "dbm_to_w",
+    "delivered_bits",
     "noise_w",
     "path_loss_db",
     "rate_bps",

@@ -77,3 +77,12 @@ def rate_bps(ratio: Tensor, bandwidth_hz: float) -> Tensor:
     tensor([ 5000000., 10000000.])
     """
     return torch.log1p(ratio) * (bandwidth_hz / math.log(2.0))
+
+
+def delivered_bits(rate_bps: Tensor, slot_s: float, remaining_bits: Tensor) -> Tensor:
+    """Bits of each client that arrive in a slot, no more than it has left to send: [..., client].
+
+    >>> delivered_bits(torch.tensor([5e6, 1e7]), 0.002, torch.tensor([40_000.0, 15_000.0]))
+    tensor([10000., 15000.])
+    """
+    return torch.minimum(rate_bps * slot_s, remaining_bits)

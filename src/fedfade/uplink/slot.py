@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedfade.radio.link import rate_bps, sinr
+from fedfade.radio.link import delivered_bits, rate_bps, sinr
 from fedfade.uplink.scenario import Scenario
 
 
@@ -85,10 +85,11 @@ def play_slot(
     active = ~progress.finished
     power_w = scenario.power_w[action.level] * active
     rate = rate_bps(sinr(gain, action.band, power_w, scenario.noise_w), scenario.bandwidth_hz)
-    after = (progress.remaining_bits - rate * scenario.slot_s).clamp(min=0.0)
+    bits = delivered_bits(rate, scenario.slot_s, progress.remaining_bits)
+    after = progress.remaining_bits - bits
     result = SlotResult(
         rate_bps=rate,
-        bits=progress.remaining_bits - after,
+        bits=bits,
         finished_now=active & (after <= 0),
     )
     return Progress(after), result
