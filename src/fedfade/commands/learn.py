@@ -36,7 +36,9 @@ def learn(
     evaluate_every: Annotated[int | None, typer.Option(help="rounds between evaluations")] = None,
     data_dir: Annotated[str | None, typer.Option(help="folder data sets are kept in")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
-    precision: Annotated[str | None, typer.Option(help="on CUDA: fp32, tf32 or bf16")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, tf32 (CUDA) or bf16 (local training)")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="folder for curve.csv and accuracy.png")] = None,
     json: Annotated[bool, typer.Option("--json", help="end with one JSON object")] = False,
     overrides: SetOption = None,

@@ -11,7 +11,9 @@ import typer
 def replay(
     folder: Annotated[Path, typer.Argument(help="run folder of fedfade compare")],
     policy: Annotated[str, typer.Option(help="policy to show")],
-    seed: Annotated[int, typer.Option(help="seed of the run")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(help="seed of the run; its first if not given")
+    ] = None,
     round_number: Annotated[int, typer.Option("--round", help="round, counted from 0")] = 0,
     out: Annotated[Path, typer.Option(help="picture, .png .pdf or .svg")] = Path("round.png"),
 ) -> None:

@@ -27,7 +27,9 @@ def reproduce(
         int | None, typer.Option(min=1, help="federated rounds of part epochs")
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
-    precision: Annotated[str | None, typer.Option(help="on CUDA: fp32, tf32 or bf16")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, tf32 (CUDA) or bf16 (local training)")
+    ] = None,
     data_dir: Annotated[str | None, typer.Option(help="folder data sets are kept in")] = None,
     redraw: Annotated[
         bool, typer.Option("--redraw", help="only figures and tables, from the CSV files")

@@ -32,7 +32,9 @@ def train(
         str | None, typer.Option(help="learning, synthetic, or a recording (.npz)")
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
-    precision: Annotated[str | None, typer.Option(help="on CUDA: fp32, tf32 or bf16")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, tf32 (CUDA) or bf16 (local training)")
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads")] = None,
     data_dir: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
     overrides: SetOption = None,

@@ -134,27 +134,27 @@ def served_figure(rows: Sequence[Row], clients: int) -> Figure:
 
 def share_map(shares: Mapping[str, NDArray[np.float64]]) -> Figure:
     """Shares of rounds served, a row per policy, clients by rank."""
-    order, share = list(shares), np.array(list(shares.values()))
-    clients = share.shape[1]
+    order, percent = list(shares), 100 * np.array(list(shares.values()))
+    clients = percent.shape[1]
     figure = blank(max(6.0, 0.45 * clients + 3.2), 0.5 * len(order) + 1.7)
     axes = figure.subplots()
-    image = axes.imshow(share, cmap="YlGnBu", vmin=0, vmax=1, aspect="auto")
+    image = axes.imshow(percent, cmap="YlGnBu", vmin=0, vmax=100, aspect="auto")
     if clients <= 20:
-        for (row, column), value in np.ndenumerate(share):
+        for (row, column), value in np.ndenumerate(percent):
             axes.text(
                 column,
                 row,
-                f"{value:.0%}".rstrip("%"),
+                f"{value:.0f}",
                 ha="center",
                 va="center",
                 fontsize=8,
-                color="white" if value > 0.55 else "black",
+                color="white" if value > 55 else "black",
             )
         axes.set_xticks(range(clients), [str(c + 1) for c in range(clients)])
     axes.set_yticks(range(len(order)), order)
     axes.set_xlabel("client, most served first (mean over seeds)")
     axes.set_title("Who is served: % of rounds in which the client delivered", loc="left")
-    figure.colorbar(image, ax=axes, shrink=0.8, pad=0.01)
+    figure.colorbar(image, ax=axes, shrink=0.8, pad=0.01, label="% of rounds")
     return figure
 
 

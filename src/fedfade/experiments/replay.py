@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def replay_figure(folder: Path, policy_name: str, seed: int, number: int) -> Figure:
-    """The same channel, gradients and policy as in the run, so the same round."""
+def replay_figure(folder: Path, policy_name: str, seed: int | None, number: int) -> Figure:
+    """The same channel, gradients and policy as in the run, so the same round.
+
+    Without a seed, the run's first.
+    """
     config, record = open_finished(folder)
     if record.get("finished") is None:
         raise UserError(f"{str(folder)!r} is not finished: run the same fedfade compare again.")
@@ -33,6 +36,7 @@ def replay_figure(folder: Path, policy_name: str, seed: int, number: int) -> Fig
             why += " (this one is a bound and sends nothing)"
         raise not_allowed("--policy", policy_name, why)
     seeds = range(config.run.seed, config.run.seed + config.run.seeds)
+    seed = config.run.seed if seed is None else seed
     if seed not in seeds:
         raise not_allowed("--seed", seed, f"one of {', '.join(map(str, seeds))}")
     if not 0 <= number < config.run.rounds:
