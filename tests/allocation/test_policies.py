@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -93,13 +94,40 @@ def test_nobody_beats_the_genie(snr_db: float, spread_db: float, make_round) -> 
         assert (outcome.delivered.sum(-1) <= bound).all(), name
 
 
-def test_the_genie_is_tight_for_one_client_alone(make_round) -> None:
-    """One client, one sub-band: the bound is whether it makes it, but for the (1 + 1/P) slack."""
+@pytest.mark.parametrize("snr_db", [-20, -3, 20])
+def test_the_genie_is_tight_for_one_client_alone(snr_db: float, make_round) -> None:
+    """One client, one sub-band: the bound is whether it makes it, L P/(1+P) being ln(1+P)."""
     single = ("learning.clients=1", "radio.subbands=1", "radio.slots=100")
-    scenario, round_ = make_round(20, 0, episodes=1, overrides=single)
-    carried = scenario.bandwidth_hz * scenario.slot_s * torch.log2(1 + 100 * round_.fading).sum()
-    for payload, bound in ((0.97 * carried, 1.0), (1.06 * carried, 0.0)):
+    scenario, round_ = make_round(snr_db, 0, episodes=1, overrides=single)
+    snr = 10 ** (snr_db / 10) * round_.fading
+    carried = scenario.bandwidth_hz * scenario.slot_s * torch.log2(1 + snr).sum()
+    for payload, bound in ((0.995 * carried, 1.0), (1.005 * carried, 0.0)):
         assert genie_bound(replace(scenario, payload_bits=float(payload)), round_).item() == bound
+
+
+def test_the_genie_allows_for_sharing_at_low_snr(make_round) -> None:
+    """Ten clients at -3 dB on one sub-band carry 0.87 nats together, one alone 0.41."""
+    crowd = ("radio.subbands=1", "radio.slots=100")
+    scenario, round_ = make_round(-3, 0, episodes=1, overrides=crowd)
+    round_ = round_._replace(fading=torch.ones_like(round_.fading))
+    each = math.log2(1 + 0.5012 / (1 + 9 * 0.5012)) * scenario.bandwidth_hz * scenario.slot_s
+    scenario = replace(scenario, payload_bits=0.999 * 100 * each)
+    everyone = Custom(lambda view: full_power(view, torch.zeros_like(view.active).long()))
+    assert uploads(everyone, scenario, round_) == 10
+    assert genie_bound(scenario, round_).item() == 10
+
+
+@pytest.mark.parametrize("snr_db", [-10, 0, 10])
+def test_the_genie_by_hand_for_equal_clients(snr_db: float, make_round) -> None:
+    """Three alike that do not fade, one sub-band: all prices 1, so slots L T/(1+T) payloads."""
+    alike = ("learning.clients=3", "radio.subbands=1", "radio.slots=50")
+    scenario, round_ = make_round(snr_db, 0, episodes=1, overrides=alike)
+    round_ = round_._replace(fading=torch.ones_like(round_.fading))
+    snr = 10 ** (snr_db / 10)
+    nats = 50 * (1 + 1 / snr) * math.log(1 + snr) * 3 * snr / (1 + 3 * snr)
+    carried = nats / math.log(2) * scenario.bandwidth_hz * scenario.slot_s
+    for payloads, bound in ((0.95, 0), (1.05, 1), (1.8, 1), (2.05, 2), (9.0, 3)):
+        assert genie_bound(replace(scenario, payload_bits=carried / payloads), round_) == bound
 
 
 def test_ergodic_rate_is_the_exponential_integral() -> None:

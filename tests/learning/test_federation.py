@@ -117,6 +117,18 @@ def test_any_number_of_steps(digits: Dataset, steps: int) -> None:
     assert torch.allclose(found.loss, wanted.loss, rtol=1e-4)
 
 
+def test_engines_pull_towards_the_model_of_the_round(digits: Dataset) -> None:
+    """FedProx over two rounds: what the second pulls towards is not what the first did."""
+    changes = {"model": f"{__name__}:Small", "proximal": 2.0, "local_rate": 0.1}
+    config = DIGITS.model_copy(update=changes)
+    both = [
+        Federation(config, digits, engine=name)  # type: ignore[arg-type]
+        for name in ("loop", "vmap")
+    ]
+    for wanted, found in zip(*(steps(each, [0], rounds=2) for each in both), strict=True):
+        assert distance(found.updates.parameters, wanted.updates.parameters.double()) < 1e-4
+
+
 @pytest.mark.parametrize("at_once", [1, 3, 5, 7])
 def test_blocks_of_clients_are_all_clients(
     digits: Dataset, at_once: int, monkeypatch: pytest.MonkeyPatch
@@ -332,6 +344,10 @@ def test_server_momentum_accumulates(digits: Dataset) -> None:
     twice = federation.average(federation.average(state, updates, delivered), updates, delivered)
     mean = updates.parameters.mean(1)
     torch.testing.assert_close(twice.parameters, state.parameters - mean - 1.9 * mean)
+    # g_{t-1}, which the next deviations are taken from, is what was aggregated, without momentum.
+    torch.testing.assert_close(twice.previous, mean)
+    same = replace(updates, parameters=mean[:, None].expand(-1, 5, -1))
+    assert gram(same, twice.previous)[1].max() < 1e-10
 
 
 def test_a_client_that_is_not_finite_counts_as_not_delivered(digits: Dataset) -> None:
