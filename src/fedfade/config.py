@@ -721,7 +721,13 @@ def _render_branch(branch: BaseModel, lines: list[str], indent: int) -> None:
         else:
             choices = _choices(field.annotation)
             note = f"{field.description}{f' ({choices})' if choices else ''}"
-            lines.append(f"{pad}{name}: {json.dumps(value, ensure_ascii=False)}  # {note}")
+            lines.append(f"{pad}{name}: {_quoted(value)}  # {note}")
+
+
+def _quoted(value: object) -> str:
+    """As YAML reads it: JSON, but YAML takes an escaped pair of surrogates for two characters."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isprintable() else json.dumps(value)
 
 
 def _choices(annotation: Any) -> str:

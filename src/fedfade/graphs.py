@@ -20,7 +20,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Work = Callable[[], None]
 
-_WARM_UP = 3  # libraries choose algorithms and allocate workspaces on the first calls
+WARM_UP = 3
+"""How often work is run before it is recorded: libraries choose algorithms on the first calls."""
 
 
 def record(work: Work, changed: Iterable[Tensor], device: torch.device) -> Work:
@@ -43,7 +44,7 @@ def record(work: Work, changed: Iterable[Tensor], device: torch.device) -> Work:
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
-        for _ in range(_WARM_UP):
+        for _ in range(WARM_UP):
             work()
     torch.cuda.current_stream(device).wait_stream(side)
     graph = torch.cuda.CUDAGraph()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -18,9 +19,9 @@ import torch
 
 from fedfade.config import load_config
 from fedfade.experiments import Comparison, RunFolder, read_rows, series
-from fedfade.experiments.comparison import gradient_bias
-from fedfade.experiments.metrics import Row
-from fedfade.experiments.report import verdict
+from fedfade.experiments.comparison import compared_names, gradient_bias
+from fedfade.experiments.metrics import Row, summarise
+from fedfade.experiments.report import level_with_best, verdict
 from fedfade.experiments.run_folder import commit_of
 from fedfade.learning import Updates
 from fedfade.qmix.checkpoint import load_checkpoint
@@ -313,6 +314,12 @@ def test_a_run_is_known_by_its_agents_and_not_by_their_folder(fedfade, tmp_path:
     assert fedfade(*words, "--out", out).code == 0
 
 
+def test_agents_named_twice_are_compared_once() -> None:
+    given = ["allocation.checkpoint=[a/seed-0, a/seed-1]"]
+    config = load_config("ring", ["allocation.policies=[random, qmix, qmix-seed-0]", *given])
+    assert compared_names(config) == ["random", "qmix-seed-0", "qmix-seed-1"]
+
+
 def test_all_trained_seeds_of_a_folder_are_compared_each_by_its_name(
     fedfade, tmp_path: Path
 ) -> None:
@@ -391,6 +398,58 @@ def test_the_verdict_says_what_was_measured() -> None:
     assert text.endswith("fewer than one upload in two rounds: random.")  # why, it cannot know
     rows[1] = row("perfect", 0.6, 4.0)
     assert "9.7 points more" in verdict(rows, 4)
+    assert verdict(rows, 4).startswith("random ends highest in the one seed that was run: ")
+    assert verdict([*rows, rows[0]._replace(seed=1)], 4).startswith("random wins: ")
+
+
+def made_up_rows(policy: str, accuracy: list[list[float]], **rest: list[list[float]]) -> list[Row]:
+    """Rows of one policy from fields [seed][round]; the others are zero."""
+    blank = dict.fromkeys(Row._fields, 0.0) | {"policy": policy}
+    columns = {"accuracy": accuracy, **rest}
+    return [
+        Row(**blank | {"seed": s, "round": r} | {name: c[s][r] for name, c in columns.items()})
+        for s in range(len(accuracy))
+        for r in range(len(accuracy[0]))
+    ]
+
+
+def test_a_summary_by_hand() -> None:
+    """Final accuracies .2, .4 and .9, whatever the rounds before: a tenth of the way from the
+    lowest to the highest, counted in seeds, is .24."""
+    rows = made_up_rows(
+        "random",
+        [[0.95, 0.5, 0.4], [0.1, 0.1, 0.9], [0.7, 0.6, 0.2]],
+        delivered=[[0, 1, 2], [0, 0, 3], [1, 1, 1]],
+        bits_sent=[[10.0, 20.0, 30.0], [0.0, 0.0, 40.0], [0.0, 0.0, 100.0]],
+        bits_wasted=[[10.0, 0.0, 10.0], [0.0, 0.0, 0.0], [0.0, 0.0, 30.0]],
+        fairness=[[math.nan, 0.25, 0.5], [math.nan, math.nan, 0.75], [0.25, 0.25, 0.25]],
+        sum_rate_bps=[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]],
+    )
+    found = summarise(rows[::-1], "random")
+    assert found.accuracy == pytest.approx((0.4, 0.24, 0.8))
+    assert found[2:] == pytest.approx((1.0, 3 / 9, 50 / 200, 0.5, 5.0))
+
+
+def test_who_is_level_with_the_best_by_hand() -> None:
+    """Behind the best by m +- d in four seeds: the standard error is d sqrt(4/3) / sqrt(4), so m
+    may be 1.155 d. The seeds themselves differ by far more, and first rounds say nothing."""
+    final = [0.2, 0.4, 0.6, 0.8]
+
+    def behind(mean: float, spread: float = 0.01) -> list[list[float]]:
+        signs = (1, -1, -1, 1)
+        gaps = [mean + sign * spread for sign in signs]
+        return [[0.1 + mean, high - gap] for high, gap in zip(final, gaps, strict=True)]
+
+    rows = [
+        *made_up_rows("perfect", behind(-0.1)),
+        *made_up_rows("beaten", behind(0.012)),
+        *made_up_rows("level", behind(0.011)),
+        *made_up_rows("best", behind(0.0, 0.0)),
+        *made_up_rows("far", behind(0.05)),
+    ]
+    assert level_with_best(rows) == ["best", "level"]
+    one_seed = [row for row in rows if row.seed == 0]  # which shows no noise
+    assert level_with_best(one_seed) == ["best"]
 
 
 def test_gradient_bias_is_the_distance_of_two_means() -> None:

@@ -23,7 +23,7 @@ from fedfade.experiments import Comparison, RunFolder, read_rows
 from fedfade.flower import FederatedTask, UplinkMod, WirelessStrategy, choose_policy
 from fedfade.flower.decisions import Decisions, Seen, decide, play_with_clients
 from fedfade.flower.policies import OneAgent, policy_of_client
-from fedfade.flower.records import REPORT, payload_bits
+from fedfade.flower.records import REPORT, is_running_statistic, payload_bits
 from fedfade.qmix import QmixPolicy
 from fedfade.uplink import Progress
 from tests.flower.in_process import InProcessGrid
@@ -202,6 +202,17 @@ def test_metrics_and_clock(config: Config, task: FederatedTask) -> None:
         assert metrics["uplink-seconds"] == pytest.approx(0.5 + 0.002 * report.slots)
         assert "train-loss" in metrics  # the wrapped strategy's own
     assert strategy.clock_s == pytest.approx(sum(r.seconds for r in strategy.history))
+
+
+def test_the_user_says_which_arrays_are_not_trained(config: Config, task: FederatedTask) -> None:
+    """Clients know of running statistics alone, so their norm counts what the server leaves out."""
+
+    def also_the_first_layer(name: str) -> bool:
+        return is_running_statistic(name) or name.startswith("features.0")
+
+    strategy = WirelessStrategy(fedavg(), config, "perfect", is_buffer=also_the_first_layer)
+    run(strategy, grid_of(task), task)
+    assert [report.refused for report in strategy.history] == [0] * ROUNDS
 
 
 def test_the_payload_is_the_reply(config: Config, task: FederatedTask) -> None:

@@ -15,12 +15,13 @@ import torch
 
 from fedfade.config import Config, load_config
 from fedfade.errors import UserError
+from fedfade.graphs import WARM_UP
 from fedfade.qmix import Trainer, load_policy_checkpoint, train
 from fedfade.qmix import run as run_module
 from fedfade.qmix.checkpoint import load_checkpoint
 from fedfade.qmix.trainer import Diverged
 from fedfade.radio import Channel
-from fedfade.uplink import Rounds, gradient_source
+from fedfade.uplink import Progress, Rounds, gradient_source
 from fedfade.uplink.observation import part_columns
 
 
@@ -159,6 +160,7 @@ def test_the_last_episode_decides_the_federated_update(overrides: list[str]) -> 
             *overrides,
             "qmix.gradients=learning",
             "learning.local_work=1",
+            "learning.payload_bits=2e5",  # so that some deliver, in every episode others
             "qmix.parallel_episodes=5",
         ],
     )
@@ -169,8 +171,9 @@ def test_the_last_episode_decides_the_federated_update(overrides: list[str]) -> 
     for batch in range(8):
         trainer.play_batch()
         assert len(delivered) == (batch + 1) // 4  # 4 batches of 5 episodes are a round
-    last = trainer.rollout.delivered[:, -1]
-    assert torch.equal(delivered[-1], last)
+    *earlier, last = trainer.rollout.delivered[0]
+    assert torch.equal(delivered[-1], last[None])
+    assert not any(torch.equal(who, last) for who in (earlier[0], torch.zeros_like(last)))
 
 
 def test_the_task_starts_again_after_the_last_round(tiny: Config) -> None:
@@ -179,6 +182,19 @@ def test_the_task_starts_again_after_the_last_round(tiny: Config) -> None:
     assert [int(r.number[0]) for r in rounds] == [0, 1, 2, 0]
     assert not torch.equal(rounds[0].fading, rounds[3].fading)
     assert not torch.equal(rounds[0].inner, rounds[3].inner)
+
+
+@pytest.mark.parametrize("placement", ["fixed", "waypoint"])
+def test_a_fixed_layout_outlasts_the_task(overrides: list[str], placement: str) -> None:
+    """With the task everything starts again elsewhere, but for a layout that is one and fixed."""
+    config = load_config("small-cell", [*overrides, f"cell.placement={placement}"])
+    rounds = Trainer(config, seeds=[0, 1]).rounds
+    first, *later = (rounds.round(batch) for batch in range(7))  # three rounds, again, and again
+    assert not torch.equal(first.alpha[0], first.alpha[20])  # another run, another layout
+    for number, one in enumerate(later, 1):
+        assert torch.equal(one.alpha, first.alpha) == (placement == "fixed")
+        assert torch.equal(one.inner, first.inner) is False
+        assert int(one.number[0]) == number % 3
 
 
 def test_episodes_repeat_their_fading_when_told_to(tiny: Config, overrides: list[str]) -> None:
@@ -233,6 +249,23 @@ def test_what_is_paid_in_advance_is_taken_back(overrides: list[str]) -> None:
     discount = paid.config.qmix.gamma ** torch.arange(slots)
     # sums of twelve float32 of order 1, the rewards themselves of order 1 too
     assert float((discount @ extra).abs().max()) < 1e-5
+    # Undiscounted it does not, and what is reported is what was earned.
+    assert float(extra.sum(0).abs().max()) > 1e-2
+    assert torch.equal(plain.rollout.returns, paid.rollout.returns)
+
+
+def test_the_advance_by_hand(overrides: list[str]) -> None:
+    """Shares 1/4, 3/4, all, 0 become 1/2, all, all, 0: the potential falls from 1 to 1/2, because
+    who finishes has none; after the last slot nobody has."""
+    rollout = Trainer(load_config("small-cell", [*overrides, "qmix.advance=2"])).rollout
+    payload = rollout.scenario.payload_bits
+    before, after = (
+        Progress(payload * torch.tensor([left]))
+        for left in ([0.75, 0.25, 0.0, 1.0], [0.5, 0.0, 0.0, 1.0])
+    )
+    for slot, wanted in ((0, 2 * (0.98 * 0.5 - 1)), (10, 2 * (0.98 * 0.5 - 1)), (11, -2.0)):
+        rollout.slot.fill_(slot)
+        assert rollout._advance_pay(before, after).tolist() == pytest.approx([wanted])
 
 
 def test_several_seeds_in_one_program_are_each_what_they_are_alone(
@@ -252,6 +285,15 @@ def test_several_seeds_in_one_program_are_each_what_they_are_alone(
         assert load_checkpoint(tmp_path / "many" / f"seed-{seed}").config == alone
     with pytest.raises(UserError, match=r"choose .*seed-3 or .*seed-4 or .*seed-5"):
         load_checkpoint(tmp_path / "many")
+
+
+def test_random_numbers_reach_for_recording_an_update(overrides: list[str]) -> None:
+    """A recording runs the first update of a batch a few times, however few the batch has."""
+    trainer = Trainer(load_config("small-cell", [*overrides, "qmix.update_every=100000"]))
+    trainer.play_batch()
+    trainer.replay.draw_ahead(trainer.updates, trainer._most_updates, 8)
+    for _ in range(WARM_UP):
+        trainer._update()
 
 
 def test_the_command_tells_and_draws_seeds_apart_and_together(

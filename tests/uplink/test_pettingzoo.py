@@ -139,6 +139,23 @@ def test_spaces_are_finite_and_one_object_each() -> None:
     assert env.action_space("client_0").n == 16
 
 
+def test_who_delivers_is_who_is_averaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = parallel_env(
+        "small-cell",
+        max_cycles=2,
+        gradients="learning",
+        run={"episodes_per_round": 1},
+        learning={"payload_bits": 1000, "local_work": 1},
+    )
+    env.reset(seed=0)
+    averaged = []
+    monkeypatch.setattr(env._gradients, "deliver", averaged.append)
+    silent, full = env.scenario.silent_level, env.scenario.full_level
+    while env.agents:
+        env.step({agent: full if agent == "client_0" else silent for agent in env.agents})
+    assert [who.tolist() for who in averaged] == [[[True, False, False, False]]]
+
+
 def test_real_federated_rounds_go_on_from_episode_to_episode() -> None:
     """Two episodes a round: the second decides, and the next round sees other gradients."""
     env = parallel_env(

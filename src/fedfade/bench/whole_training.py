@@ -145,6 +145,7 @@ def _to_new_task(trainer: Trainer) -> None:
     trainer.batch += -trainer.batch % (
         run.rounds * run.episodes_per_round // qmix.parallel_episodes
     )
+    trainer._next = None  # made for the batch that would have come
 
 
 def _parts(stage: Stage, trainer: Trainer) -> dict[str, float]:

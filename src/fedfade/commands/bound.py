@@ -78,7 +78,10 @@ def bound(
     }
     config = load_config(preset, with_fields(overrides, fields))
     federation = Federation(
-        config.learning, load_data(config.learning), device=pick_device(config.run.device)
+        config.learning,
+        load_data(config.learning),
+        device=pick_device(config.run.device),
+        precision=config.run.precision,
     )
     arrived = delivered if policy is None else policy_delivery(config, policy, federation)
     rows: list[BoundRow] = []

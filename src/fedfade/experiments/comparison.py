@@ -97,7 +97,7 @@ def compared_names(config: Config) -> list[str]:
     names: list[str] = []
     for name in config.allocation.policies:
         names += trained if name == QMIX and trained else [name]
-    return names + [name for name in trained if name not in names]
+    return list(dict.fromkeys([*names, *trained]))
 
 
 def compared_policy(config: Config, name: str) -> Policy:
@@ -194,7 +194,9 @@ class Comparison:
     def delivered(self, outcomes: dict[str, Outcome]) -> Tensor:
         """Whose update arrived: [run, client]."""
         shape = (len(self.runs.seed_of_run), self.config.learning.clients)
-        delivered = torch.ones(shape, dtype=torch.bool, device=self.device)
+        delivered = torch.zeros(shape, dtype=torch.bool, device=self.device)
+        if PERFECT in self.runs.policies:
+            delivered[self.runs.of_policy(PERFECT)] = True
         for name, outcome in outcomes.items():
             delivered[self.runs.of_policy(name)] = outcome.delivered
         return delivered

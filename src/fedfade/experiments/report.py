@@ -39,7 +39,8 @@ def level_with_best(rows: Sequence[Row]) -> list[str]:
     """Policies that send whose final accuracy nobody's beats beyond noise, best first.
 
     Runs of one seed share channel and data, so differences are taken seed by seed; a policy is
-    level with the best when the mean difference is within twice its standard error.
+    level with the best when the mean difference is within twice its standard error. One seed
+    shows no noise, so there level means equal.
     """
     final = {
         policy: series(rows, policy, "accuracy")[:, -1]
@@ -66,7 +67,11 @@ def verdict(rows: Sequence[Row], clients: int) -> str:
     if not winners:
         return "Only the bound was run."
     names = ", ".join(winners[:-1]) + (" and " if len(winners) > 1 else "") + winners[-1]
-    verb = "wins" if len(winners) == 1 else "are level within the noise of the seeds"
+    alone = len(winners) == 1
+    if len({row.seed for row in rows}) > 1:
+        verb = "wins" if alone else "are level within the noise of the seeds"
+    else:
+        verb = f"{'ends' if alone else 'end'} highest in the one seed that was run"
     parts = [
         f"{names} {verb}: final accuracy "
         + ", ".join(f"{table[w].accuracy[0]:.1%}" for w in winners)

@@ -98,7 +98,9 @@ def load_sweep(path: Path, extra: Sequence[str] = ()) -> Sweep:
     for varied in _combinations(asked):
         for seed in _seeds(asked):
             changes = asked.set | varied | {"run.seed": seed, "run.seeds": 1}
-            overrides = [f"{n}={json.dumps(v, default=str)}" for n, v in changes.items()]
+            overrides = [
+                f"{n}={json.dumps(v, ensure_ascii=False, default=str)}" for n, v in changes.items()
+            ]
             config = load_config(asked.preset, [*overrides, *extra])
             name = point_name(asked.command, varied, seed, config)
             if name in points:

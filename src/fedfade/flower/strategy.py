@@ -250,21 +250,23 @@ class WirelessStrategy(Strategy):
         return 0.0 if vector is None else float(torch.linalg.vector_norm(vector.double()))
 
     def _check_norm(self, reply: Message, report: ConfigRecord) -> None:
-        """The update must be as long as its client said."""
-        said, vector = report.get(NORM), self._update(reply)
+        """The update must be as long as its client said, who counts what its mod takes as trained."""
+        said, vector = report.get(NORM), self._update(reply, is_running_statistic)
         if not isinstance(said, float) or not math.isfinite(said) or vector is None:
             return
         found = float(torch.linalg.vector_norm(vector))
         if abs(found - said) > NORM_TOLERANCE * max(found, said):
             raise ValueError(f"its update has norm {found:.6g}, its client reported {said:.6g}")
 
-    def _update(self, reply: Message) -> Tensor | None:
+    def _update(
+        self, reply: Message, is_buffer: Callable[[str], bool] | None = None
+    ) -> Tensor | None:
         """g_n = w_t - w_n of a reply that is shaped like the model: [D]."""
         assert self._model is not None
         record = matching(reply.content, self._model)
         if record is None:
             return None
-        names = trained_names(self._model, self._is_buffer)
+        names = trained_names(self._model, is_buffer or self._is_buffer)
         return flat(self._model, names) - flat(record, names)
 
     def _gram(self, placed: list[_Reply]) -> tuple[Tensor, bool]:

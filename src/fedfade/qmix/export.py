@@ -140,11 +140,17 @@ def normalisation(config: Config) -> dict[str, Any]:
             "own place in the wrap-around plan: 1 at the planned sub-band, 1 at every reserved "
             "one, 1 where to go on after the own turn, probability that a sub-band's holder is "
             "done, rounds until the own turn, share of the slots reserved from now on, rounds the "
-            "bits left take, rank / clients",
+            f"payload takes (at most {observation.PLAN_BOUND:g}) times the share of it left, "
+            "rank / clients",
             0.0,
             1.0,
         ),
-        "time_to_finish": ("rounds the bits left take at the own ergodic rate", 0.0, 1.0),
+        "time_to_finish": (
+            f"rounds the payload takes at the own ergodic rate (at most {bound:g}) times the share "
+            "of it left",
+            0.0,
+            1.0,
+        ),
     }
     hidden = {"fading": "fading", "others_fading": "fading", "deviation": "gradient"}
     faded = 10.0 * np.log10(observation.FADING_FLOOR) / observation.FADING_SCALE_DB

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from fedfade.config import Config
 from fedfade.errors import UserError
+from fedfade.graphs import WARM_UP
 from fedfade.qmix.engine import Engine
 from fedfade.qmix.learner import Learner
 from fedfade.qmix.networks import padded
@@ -164,9 +165,9 @@ class Trainer:
 
     @property
     def _most_updates(self) -> int:
-        """Updates in a batch of episodes, at most."""
+        """Updates in a batch of episodes, at most; as many as recording one takes, at least."""
         stored = self.scenario.slots * self.rollout.episodes
-        return -(-stored // self.config.qmix.update_every)
+        return max(WARM_UP, -(-stored // self.config.qmix.update_every))
 
     def _step(self) -> None:
         self.rollout.step(self.learner.agents, self.replay)

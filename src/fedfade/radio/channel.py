@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import fields
 
@@ -53,10 +54,13 @@ class Channel:
         offsets = frequency_offsets(radio.subbands, radio.bandwidth_hz, subcarriers)
         self.frequencies_hz = offsets.to(self.device)
         """About the carrier, what a sub-band's gain is the mean over: [band, subcarrier]."""
-        self._traces: Tensor | None = None
+        self._traces: Tensor | None = None  # [drop, slot, band]
         if radio.source == "traces":
             self._traces = load_traces(radio, self.device)
             drops = self._traces.shape[0]
+            # Steps that come back to a drop only when all have been passed.
+            steps = [step for step in range(1, drops + 1) if math.gcd(step, drops) == 1]
+            self._strides = torch.tensor(steps, device=self.device)
             if drops < clients:
                 raise UserError(
                     f"radio.traces = {radio.traces!r} is not allowed: it holds {drops} drops, "
@@ -92,6 +96,8 @@ class Channel:
         which = torch.tensor(list(episodes))
         keys = fold(starts[..., None], which).to(self.device, non_blocking=True)
         keys = fold(keys[..., None], torch.arange(self.clients, device=self.device))
+        if self._traces is not None:
+            return self._traces[self._drops(keys)].transpose(3, 4).contiguous()
         shape = keys.shape  # [run, round, episode, client]
         places = trajectory.during(rounds)
         place = Place(
@@ -106,9 +112,6 @@ class Channel:
 
     def draw(self, keys: Tensor, place: Place) -> Tensor:
         """Gains for independent keys [drop] at places [drop]: [drop, band, slot]."""
-        if self._traces is not None:
-            drop = integers(keys, self._traces.shape[0], ())
-            return self._traces[drop].transpose(-1, -2)
         step = self._chunk()
         parts = [
             self._draw_chunk(
@@ -118,6 +121,14 @@ class Channel:
             for i in range(0, len(keys), step)
         ]
         return torch.cat(parts)
+
+    def _drops(self, keys: Tensor) -> Tensor:
+        """A recorded drop for each of the keys [..., client], none twice in an episode."""
+        assert self._traces is not None
+        count, first = len(self._traces), keys[..., :1]
+        start = integers(fold(first, 0), count, ())
+        stride = self._strides[integers(fold(first, 1), len(self._strides), ())]
+        return (start + stride * torch.arange(self.clients, device=self.device)) % count
 
     def _chunk(self) -> int:
         """Client-rounds worked on at a time; the values do not depend on it."""

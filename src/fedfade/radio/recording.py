@@ -49,6 +49,7 @@ def sample(radio: RadioConfig, cell: CellConfig, drops: int, seed: int) -> dict[
     """
     place = Cell(cell, radio, clients=1)
     channel = Channel(radio, cell, clients=1)
+    spread_db = cell.ring_spread_db if cell.placement == "ring" else cell.shadowing_db
     columns: dict[str, list[np.ndarray]] = {}
     for first in range(0, drops, _CHUNK):
         seeds = [stream(seed, "drop", i) for i in range(first, min(first + _CHUNK, drops))]
@@ -60,7 +61,7 @@ def sample(radio: RadioConfig, cell: CellConfig, drops: int, seed: int) -> dict[
             "large_scale_gain_db": here.gain_db[:, 0] - radio.antenna_gain_dbi,
             "position": here.position[:, 0],
             "heading_rad": here.heading_rad[:, 0],
-            "shadow_db": here.shadowing[:, 0] * place.spread_db,
+            "shadow_db": here.shadowing[:, 0] * spread_db,
             "delay_spread_s": here.delay_spread_s[:, 0],
             "asa_deg": here.azimuth_spread_deg[:, 0],
         }.items():

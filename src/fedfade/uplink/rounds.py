@@ -90,6 +90,8 @@ class Rounds:
 
     def deliver(self, batch: int, delivered: Tensor) -> None:
         """The last episode of a round decides who is averaged: delivered [run, episode, client]."""
+        runs, clients = len(self.seeds), self.scenario.clients
+        assert delivered.shape == (runs, self.episodes, clients), delivered.shape
         if self.place(batch)[2] == self._batches - 1:
             self.gradients.deliver(delivered[:, -1])
 

@@ -46,14 +46,20 @@ Answer = tuple[str, Verdict, str]
 """What was measured, the verdict, and when it holds."""
 
 
+class NoNoiseKnown(Exception):
+    """A difference of a single seed was to be judged."""
+
+
 def beyond(pair: Sequence[float]) -> bool:
     """Whether a difference is above zero beyond noise.
 
-    >>> beyond((0.1, 0.04)), beyond((0.1, 0.06)), beyond((0.1, math.nan))
-    (True, False, True)
+    >>> beyond((0.1, 0.04)), beyond((0.1, 0.06))
+    (True, False)
     """
     mean, error = pair
-    return bool(mean > 0 if math.isnan(error) else mean > 2 * error)
+    if math.isnan(error):
+        raise NoNoiseKnown
+    return bool(mean > 2 * error)
 
 
 def _below(pair: Sequence[float]) -> bool:
@@ -161,8 +167,7 @@ def sum_rate_declines(facts: Facts) -> Answer:
         moved = [
             policy
             for policy, (mean, error) in own.items()
-            if policy not in ("max-sum-rate", PERFECT)
-            and abs(mean) > max(STAYS, 2 * (0.0 if math.isnan(error) else error))
+            if policy not in ("max-sum-rate", PERFECT) and abs(mean) > max(STAYS, 2 * error)
         ]
         held[f"at alpha {alpha:g}"] = fell and not moved
         others = f"; moved too: {', '.join(moved)}" if moved else ""
@@ -357,8 +362,12 @@ def judge(facts: Facts) -> list[Claim]:
         if missing:
             text = f"part {missing[0]} was not run"
             found.append(Claim(says, rule, text, "not measured"))
-        else:
+            continue
+        try:
             found.append(Claim(says, rule, *measure(facts)))
+        except NoNoiseKnown:
+            text = "one seed alone was run: how far chance moves it is not known"
+            found.append(Claim(says, rule, text, "not measured"))
     return found
 
 

@@ -320,12 +320,14 @@ def _sentence(field: str, who: str, found: Sequence[Line]) -> str:
     paying = [cell for cell in found if cell["pays"]]
     losing = [cell for cell in found if cell["gain"] < -2 * _known(cell["error"])]
     sizes = [100 * cell["gain"] if field == "accuracy" else cell["gain"] for cell in found]
+    noise = ", and beyond noise," if _noise_known(found) else " in the one seed that was run"
     text = (
-        f"{who}: at least {worth} beyond the best schedule made once a round, and beyond noise, in "
+        f"{who}: at least {worth} beyond the best schedule made once a round{noise} in "
         f"{len(paying)} of {len(found)} cells"
     )
     text += f" ({_places(paying)})" if 0 < len(paying) < len(found) else ""
-    text += f"; below it beyond noise in {len(losing)}" if losing else ""
+    beyond = " beyond noise" if _noise_known(found) else ""
+    text += f"; below it{beyond} in {len(losing)}" if losing else ""
     text += f"; in the other {len(found) - len(paying) - len(losing)} the schedule is enough."
     return f"{text} From {min(sizes):+.2f} to {max(sizes):+.2f}."
 
@@ -343,6 +345,10 @@ def _matrix(found: Sequence[Line], field: str) -> str:
         ]
         rows.append([f"{spread:g} dB", *cells])
     return markdown(["spread \\ SNR", *(f"{snr:g} dB" for snr in snrs)], rows)
+
+
+def _noise_known(found: Sequence[Line]) -> bool:
+    return not any(math.isnan(cell["error"]) for cell in found)
 
 
 def _known(error: float) -> float:
