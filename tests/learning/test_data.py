@@ -8,7 +8,7 @@ import io
 import json
 import tarfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from fedfade.config import LearningConfig
 from fedfade.errors import UserError
 from fedfade.learning import load_data
 from fedfade.learning.download import CLASSES, Source, fetch_cifar10
-from tests.conftest import shared_folder
+from tests.conftest import Answer, shared_folder
 
 OFFICIAL_MD5 = {
     "train_1": "5dd7e06a14cb22eb9f671a540d1b7c25",
@@ -169,6 +169,28 @@ def archive(images: int = 2, leave_out: str = "") -> bytes:
 
 
 @pytest.fixture
+def two_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CIFAR-10 of two images a file."""
+    monkeypatch.setattr("fedfade.learning.data.CIFAR10_IMAGES", 2)
+
+
+@pytest.fixture
+def small_cifar10(tmp_path: Path, two_each: None) -> Path:
+    """Six files of two images, with their sums beside them."""
+    generator = np.random.default_rng(6)
+    for k, name in enumerate(OFFICIAL_MD5):
+        images = generator.integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
+        write(tmp_path / "cifar10" / f"{name}.npz", images, np.array([k, 9 - k], np.uint8))
+    (tmp_path / "cifar10" / "classes.json").write_text(json.dumps(CLASSES))
+    lines = [
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
+        for path in sorted((tmp_path / "cifar10").iterdir())
+    ]
+    (tmp_path / "cifar10" / "SHA256SUMS").write_text("".join(lines))
+    return tmp_path / "cifar10"
+
+
+@pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     """A folder served over HTTP on this machine."""
     folder = tmp_path / "served"
@@ -191,6 +213,7 @@ def source(raw: bytes, url: str) -> Source:
     return Source(f"{url}/c.tar.gz", hashlib.md5(raw).hexdigest(), images_per_file=2)
 
 
+@pytest.mark.usefixtures("two_each")
 def test_download_converts_bytes_faithfully(tmp_path: Path, served: tuple[Path, str]) -> None:
     folder, url = served
     raw = archive()
@@ -212,6 +235,7 @@ def test_download_converts_bytes_faithfully(tmp_path: Path, served: tuple[Path, 
     assert fetch_cifar10(tmp_path / "d", source(raw, url)) == out
 
 
+@pytest.mark.usefixtures("two_each")
 @pytest.mark.parametrize("lost", ["train_1", "train_4", "test"])
 def test_a_part_of_cifar10_is_not_cifar10(
     tmp_path: Path, served: tuple[Path, str], lost: str
@@ -252,6 +276,70 @@ def test_faulty_downloads_write_nothing(
     with pytest.raises(UserError, match=sentence[fault]):
         fetch_cifar10(tmp_path / "d", wanted)
     assert not list((tmp_path / "d").rglob("*"))
+
+
+def test_black_images_are_not_cifar10(tmp_path: Path) -> None:
+    for name in OFFICIAL_MD5:
+        write(tmp_path / f"{name}.npz", np.zeros((20, 32, 32, 3), np.uint8), np.arange(20) % 10)
+    sentence = r"train_1\.npz' is not of CIFAR-10: .* \[20, 32, 32, 3\], .* \[10000, 32, 32, 3\]\.$"
+    with pytest.raises(UserError, match=sentence):
+        load_data(LearningConfig(data="cifar10", data_dir=str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["train_3", "test"])
+@pytest.mark.parametrize(
+    ("shape", "label", "sentence"),
+    [
+        ((3, 32, 32, 3), 1, r"\[3, 32, 32, 3\]"),
+        ((2, 28, 28, 3), 1, r"\[2, 28, 28, 3\]"),
+        ((2, 32, 32, 1), 1, r"\[2, 32, 32, 1\]"),
+        ((2, 32, 32, 3), 10, "a label is 10"),
+        ((2, 32, 32, 3), -1, "a label is -1"),
+    ],
+)
+def test_every_file_of_cifar10_has_its_size_and_labels(
+    small_cifar10: Path, name: str, shape: tuple[int, ...], label: int, sentence: str
+) -> None:
+    learning = LearningConfig(data="cifar10", data_dir=str(small_cifar10))
+    assert len(load_data(learning).train_labels) == 10
+    write(small_cifar10 / f"{name}.npz", np.zeros(shape, np.uint8), np.full(shape[0], label))
+    with pytest.raises(UserError, match=rf"{name}\.npz' is not of CIFAR-10: .*{sentence}"):
+        load_data(learning)
+
+
+def test_other_files_beside_cifar10_are_not_trained_on(small_cifar10: Path) -> None:
+    for name in ("train_6", "test_2"):
+        write(small_cifar10 / f"{name}.npz", np.zeros((2, 32, 32, 3), np.uint8), np.zeros(2, int))
+    data = load_data(LearningConfig(data="cifar10", data_dir=str(small_cifar10)))
+    assert (len(data.train_labels), len(data.test_labels)) == (10, 2)
+
+
+def test_cifar10_that_is_there_agrees_with_its_sums(
+    small_cifar10: Path, fedfade: Callable[..., Answer]
+) -> None:
+    words = ("data", "cifar10", "--data-dir", small_cifar10.parent)
+    answer = fedfade(*words)
+    assert answer.code == 0, answer.err
+    assert "10 training and 2 test images" in answer.out
+    path, sums = small_cifar10 / "train_1.npz", small_cifar10 / "SHA256SUMS"
+    arrays = dict(np.load(path))
+    write(path, arrays["images"], arrays["labels"][::-1])
+    answer = fedfade(*words)
+    assert answer.code == 2
+    assert f"'{path}' has SHA-256" in answer.err
+    text = sums.read_text()
+    now = hashlib.sha256(path.read_bytes()).hexdigest()
+    right = "\n".join(
+        f"{now.upper()} *train_1.npz" if "train_1" in line else line for line in text.splitlines()
+    )
+    sums.write_text(right)  # as sha256sum --binary writes it
+    assert fedfade(*words).code == 0
+    sums.write_text(right.replace("train_4", "train_five"))
+    answer = fedfade(*words)
+    assert answer.code == 2
+    assert "has no sum of 'train_4.npz'" in answer.err
+    sums.unlink()
+    assert fedfade(*words).code == 0
 
 
 def test_the_reference_copy_is_the_official_release() -> None:

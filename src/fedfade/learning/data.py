@@ -22,6 +22,8 @@ from fedfade.storage import read_json, read_npz
 
 DATA_VARIABLE = "FEDFADE_DATA"
 CIFAR10_FILES = (*(f"train_{k}" for k in range(1, 6)), "test")
+CIFAR10_IMAGES = 10_000
+"""Images in each of these files."""
 _TEST_SHARE = 0.2  # of data that come without a test set
 _MAX_CLASSES = 100_000
 
@@ -66,7 +68,7 @@ def load_data(config: LearningConfig) -> Dataset:
     if config.data == "digits":
         return _digits()
     if config.data == "cifar10":
-        return _from_folder(cifar10_folder(config.data_dir), "cifar10")
+        return _cifar10(cifar10_folder(config.data_dir))
     path = Path(config.data)
     if path.is_dir():
         return _from_folder(path, path.name)
@@ -117,6 +119,29 @@ def _digits() -> Dataset:
     bunch = load_digits()
     images = bunch.images.astype(np.uint8)[..., None]  # values 0 ... 16
     return _split("digits", images, bunch.target, tuple(str(k) for k in range(10)))
+
+
+def _cifar10(folder: Path) -> Dataset:
+    """The six files and no others, each of the size it must have."""
+    *training, testing = (_cifar10_pair(folder / f"{name}.npz") for name in CIFAR10_FILES)
+    images, labels = (np.concatenate(parts) for parts in zip(*training, strict=True))
+    return _assemble("cifar10", images, labels, *testing, _class_names(folder / "classes.json"))
+
+
+def _cifar10_pair(path: Path) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
+    images, labels = _read_pair(path)
+    shape = (CIFAR10_IMAGES, 32, 32, 3)
+    if images.shape != shape:
+        raise UserError(
+            f"{str(path)!r} is not of CIFAR-10: its images have shape {list(images.shape)}, and it "
+            f"must be {list(shape)}."
+        )
+    wrong = labels[(labels < 0) | (labels > 9)]
+    if len(wrong):
+        raise UserError(
+            f"{str(path)!r} is not of CIFAR-10: a label is {wrong[0]}, and it must be 0 ... 9."
+        )
+    return images, labels
 
 
 def _from_folder(folder: Path, name: str) -> Dataset:

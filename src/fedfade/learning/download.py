@@ -7,6 +7,7 @@ image, 3,073 bytes in all), so nothing has to be unpickled.
 from __future__ import annotations
 
 import hashlib
+import re
 import tarfile
 import tempfile
 import urllib.error
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from fedfade.errors import UserError
 from fedfade.learning.data import CIFAR10_FILES, find_cifar10
-from fedfade.storage import make_folder, write_json, write_npz
+from fedfade.storage import make_folder, read_bytes, write_json, write_npz
 
 CLASSES = (
     "airplane",
@@ -40,6 +41,8 @@ _BATCHES = (*(f"data_batch_{k}.bin" for k in range(1, 6)), "test_batch.bin")
 _FILES = dict(zip(_BATCHES, CIFAR10_FILES, strict=True))
 _RECORD = 1 + 3 * 32 * 32
 _MAX_ARCHIVE_BYTES = 2**30
+_SUMS = "SHA256SUMS"
+_SUM_LINE = re.compile(r"^([0-9a-fA-F]{64}) [ *](.+?)\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -58,11 +61,12 @@ def fetch_cifar10(
 ) -> Path:
     """The folder with CIFAR-10: as found, or downloaded into `folder`/cifar10.
 
-    The six files are written only after the whole archive has passed its checksum; `tell` is
-    called with (bytes so far, bytes in all or 0).
+    What is found must agree with a SHA256SUMS beside it. The six files are written only after the
+    whole archive has passed its checksum; `tell` is called with (bytes so far, bytes in all or 0).
     """
     found = find_cifar10(folder)
     if found is not None:
+        _check_sums(found)
         return found
     source = source or Source()
     target = make_folder(folder / "cifar10")  # now, so that a folder we may not write to is known
@@ -80,6 +84,25 @@ def fetch_cifar10(
     images, labels = arrays["test"]
     write_npz(target / "test.npz", {"images": images, "labels": labels})
     return target
+
+
+def _check_sums(folder: Path) -> None:
+    """Compare the files with the sums beside them, if any; reading data does not, to be quick."""
+    sums = folder / _SUMS
+    if not sums.is_file():
+        return
+    text = read_bytes(sums, 2**20).decode("utf-8", "replace")
+    wanted = {name: digest.lower() for digest, name in _SUM_LINE.findall(text)}
+    for name in (f"{file}.npz" for file in CIFAR10_FILES):
+        if name not in wanted:
+            raise UserError(f"{str(sums)!r} has no sum of {name!r}: it must have all six files'.")
+        with (folder / name).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != wanted[name]:
+            raise UserError(
+                f"{str(folder / name)!r} has SHA-256 {digest}: it must be {wanted[name]}, as "
+                f"{_SUMS} beside it says."
+            )
 
 
 def _verified(
