@@ -73,6 +73,59 @@ def test_a_training_is_the_same_again(fedfade, tmp_path: Path) -> None:
     assert fedfade("verify", tmp_path / "run").code == 1
 
 
+def test_seeds_trained_side_by_side_are_the_same_again(fedfade, tmp_path: Path) -> None:
+    changes = [*SMALL_CELL, "qmix.episodes=60", "run.device=cpu"]
+    train(load_config("small-cell", changes), tmp_path, seeds=[3, 4])
+    for rounds in (2, 10):
+        answer = fedfade("verify", tmp_path, "--rounds", rounds)
+        assert answer.code == 0, answer.out
+        again = min(3, rounds)
+        numbers = 2 * (7 * again + (again == 3))  # and whether the agents are the same in the end
+        assert f"same: {again} of 3 batches of episodes run again, {numbers} numbers" in answer.out
+    index = tmp_path / "seed-4" / "checkpoint.json"
+    record = json.loads(index.read_text())
+    record["config"]["run"]["seed"] = 5
+    index.write_text(json.dumps(record))
+    answer = fedfade("verify", tmp_path)
+    assert answer.code == 1
+    assert "seed 5, episode 20: reward was" in answer.out
+    assert "seed 3" not in answer.out
+    answer = fedfade("verify", tmp_path / "seed-4")
+    assert answer.code == 1
+    assert "side by side" in answer.err
+    record["config"]["radio"]["clusters"] = 9
+    index.write_text(json.dumps(record))
+    answer = fedfade("verify", tmp_path)
+    assert answer.code == 2
+    assert "radio.clusters is 9 there" in answer.err
+
+
+def test_the_bar_goes_as_far_as_there_is_something(compared: Path, fedfade) -> None:
+    changes = [*SMALL_CELL, "qmix.episodes=40", "run.device=cpu"]
+    trained = compared.parent / "trained"
+    train(load_config("small-cell", changes), trained)
+    for folder, there in ((compared, 3), (trained, 2)):
+        answer = fedfade("verify", folder, "--rounds", 100_000)
+        assert answer.code == 0
+        assert f"{there}/{there} steps" in answer.err
+        assert "100000" not in answer.err
+
+
+def test_the_data_may_lie_elsewhere(compared: Path, fedfade, tmp_path: Path) -> None:
+    """CIFAR-10 is asked for in the folder that is named; the digits lie nowhere."""
+    assert fedfade("verify", compared, "--rounds", 1, "--data-dir", tmp_path / "x").code == 0
+    path = compared / "config.yaml"
+    path.write_text(path.read_text().replace('data: "digits"', 'data: "cifar10"'))
+    trained = tmp_path / "trained"
+    train(load_config("small-cell", [*SMALL_CELL, "qmix.episodes=20", "run.device=cpu"]), trained)
+    index = trained / "checkpoint.json"
+    index.write_text(index.read_text().replace('"digits"', '"cifar10"'))
+    for folder in (compared, trained):
+        answer = fedfade("verify", folder, "--data-dir", tmp_path / "elsewhere")
+        assert answer.code == 2
+        assert f"CIFAR-10 is not in '{tmp_path / 'elsewhere'}'" in answer.err.replace("\n", " ")
+
+
 def test_other_folders_are_refused(compared: Path, fedfade, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     answer = fedfade("verify", tmp_path / "empty")

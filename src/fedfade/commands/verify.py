@@ -19,16 +19,19 @@ def verify(
         int, typer.Option(min=1, help="rounds to run again; for a training: batches of episodes")
     ] = 3,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    data_dir: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
 ) -> None:
     """Run the first rounds again from the stored configuration; exit code 1 if a number differs."""
     from fedfade.device import pick_device
     from fedfade.errors import not_allowed
+    from fedfade.experiments.verification import stored_steps
     from fedfade.experiments.verification import verify as run_again
 
     if device not in ("auto", "cpu", "cuda"):
         raise not_allowed("--device", device, "auto, cpu or cuda")
-    with stopping_cleanly("nothing was changed"), time_left("steps", rounds) as tell:
-        found = run_again(folder, rounds, pick_device(device), tell)
+    total = min(rounds, stored_steps(folder))
+    with stopping_cleanly("nothing was changed"), time_left("steps", total) as tell:
+        found = run_again(folder, total, pick_device(device), tell, data_dir)
     for note in found.notes:
         Console(stderr=True).print(f"note: {note}", highlight=False, markup=False)
     scope = f"{found.again} of {found.stored} {found.what} run again, {found.numbers} numbers"

@@ -12,14 +12,20 @@ import numpy as np
 import torch
 
 from fedfade import __version__
+from fedfade.config import Config
 from fedfade.device import matrix_products
 from fedfade.errors import UserError
 from fedfade.experiments.comparison import Comparison
 from fedfade.experiments.course import stored_grams
 from fedfade.experiments.metrics import Row, check_complete, read_rows
 from fedfade.experiments.run_folder import check_agents, open_finished
-from fedfade.qmix.checkpoint import has_checkpoint, load_checkpoint
-from fedfade.qmix.run import saved_curve
+from fedfade.qmix.checkpoint import (
+    check_same_training,
+    has_checkpoint,
+    load_checkpoint,
+    trained_folders,
+)
+from fedfade.qmix.run import saved_curve, with_seed
 from fedfade.qmix.trainer import Report, Trainer
 
 Tell = Callable[[int, str], None]
@@ -44,17 +50,50 @@ class Verification:
             self.differences.append(f"{place}: {name} was {then}, is {now}.")
 
 
-def verify(folder: Path, steps: int, device: torch.device, tell: Tell) -> Verification:
-    """Run the first `steps` rounds (or batches of episodes) of a run folder again."""
-    if has_checkpoint(folder):
-        return _verify_training(folder, steps, device, tell)
-    return _verify_comparison(folder, steps, device, tell)
+def stored_steps(folder: Path) -> int:
+    """Rounds, or batches of episodes, there are to run again."""
+    if _is_training(folder):
+        return min(load_checkpoint(place).batch for place in trained_folders(folder))
+    return _finished_comparison(folder)[0].run.rounds
 
 
-def _verify_comparison(folder: Path, steps: int, device: torch.device, tell: Tell) -> Verification:
+def verify(
+    folder: Path, steps: int, device: torch.device, tell: Tell, data_dir: str | None = None
+) -> Verification:
+    """Run the first `steps` rounds (or batches of episodes) of a run folder again.
+
+    Seeds that were trained side by side are run again side by side: alone, their sums would be of
+    other lengths and round differently. The data may lie elsewhere now, in `data_dir`.
+    """
+    if _is_training(folder):
+        return _verify_training(folder, steps, device, tell, data_dir)
+    return _verify_comparison(folder, steps, device, tell, data_dir)
+
+
+def _is_training(folder: Path) -> bool:
+    return all(map(has_checkpoint, trained_folders(folder)))
+
+
+def _finished_comparison(folder: Path) -> tuple[Config, dict[str, Any]]:
     config, record = open_finished(folder)
     if record.get("finished") is None:
         raise UserError(f"{str(folder)!r} is not finished: run the same fedfade compare again.")
+    return config, record
+
+
+def _with_data(config: Config, data_dir: str | None) -> Config:
+    """Where the data lie changes no number."""
+    if data_dir is None:
+        return config
+    learning = config.learning.model_copy(update={"data_dir": data_dir})
+    return config.model_copy(update={"learning": learning})
+
+
+def _verify_comparison(
+    folder: Path, steps: int, device: torch.device, tell: Tell, data_dir: str | None
+) -> Verification:
+    config, record = _finished_comparison(folder)
+    config = _with_data(config, data_dir)
     check_agents(folder, config, record)
     path, total = folder / "metrics.csv", config.run.rounds
     rows = read_rows(path)
@@ -71,6 +110,7 @@ def _verify_comparison(folder: Path, steps: int, device: torch.device, tell: Tel
                 _compare_rows(answer, stored[row.seed, row.policy, row.round], row)
             same = np.array_equal(inner[:, number], gram.numpy())
             answer.compare(f"round {number}", "Gram matrices equal", True, same)
+    tell(answer.again, "done")
     return answer
 
 
@@ -80,23 +120,42 @@ def _compare_rows(answer: Verification, then: Row, now: Row) -> None:
         answer.compare(place, name, getattr(then, name), getattr(now, name))
 
 
-def _verify_training(folder: Path, steps: int, device: torch.device, tell: Tell) -> Verification:
-    stored = load_checkpoint(folder)
-    curve = saved_curve(folder)
-    answer = Verification("batches of episodes", min(steps, len(curve)), len(curve))
-    with matrix_products(stored.config.run.precision):
-        trainer = Trainer(stored.config, device)
-        for number, then in zip(range(answer.again), curve, strict=False):
+def _verify_training(
+    folder: Path, steps: int, device: torch.device, tell: Tell, data_dir: str | None
+) -> Verification:
+    stored = [load_checkpoint(place) for place in trained_folders(folder)]
+    for other in stored[1:]:
+        seed = other.config.run.seed
+        check_same_training(other, with_seed(stored[0].config, seed))
+    curves = [saved_curve(checkpoint.folder) for checkpoint in stored]
+    total = min(map(len, curves))
+    answer = Verification("batches of episodes", min(steps, total), total)
+    config = _with_data(stored[0].config, data_dir)
+    with matrix_products(config.run.precision):
+        trainer = Trainer(config, device, [checkpoint.config.run.seed for checkpoint in stored])
+        for number in range(answer.again):
             tell(number, "training")
-            now = trainer.play_batch()[0]
-            for name in Report._fields:
-                place = f"episode {now.episodes}"
-                answer.compare(place, name, getattr(then, name), getattr(now, name))
-        if trainer.batch == stored.batch:
-            agents = trainer.learner.agents.state_dict()
-            same = all(torch.equal(agents[n].cpu(), t) for n, t in stored.tensors("agents").items())
-            answer.compare("the end", "agents equal", True, same)
+            for run, report in enumerate(trainer.play_batch()):
+                place = f"{_which(trainer, run)}episode {report.episodes}"
+                for name in Report._fields:
+                    before = getattr(curves[run][number], name)
+                    answer.compare(place, name, before, getattr(report, name))
+        for run, checkpoint in enumerate(stored):
+            if trainer.batch == checkpoint.batch:
+                now, then = trainer.learner.agents_of(run), checkpoint.tensors("agents")
+                same = all(torch.equal(now[name].cpu(), t) for name, t in then.items())
+                answer.compare(f"{_which(trainer, run)}the end", "agents equal", True, same)
+    tell(answer.again, "done")
+    if answer.differences and len(stored) == 1 and len(trained_folders(folder.parent)) > 1:
+        answer.notes.append(
+            "seeds trained side by side come out to the last bit side by side only: fedfade "
+            f"verify {folder.parent}"
+        )
     return answer
+
+
+def _which(trainer: Trainer, run: int) -> str:
+    return f"seed {trainer.seeds[run]}, " if len(trainer.seeds) > 1 else ""
 
 
 def _changed(record: dict[str, Any], device: torch.device) -> list[str]:
