@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Any, NoReturn
 
+import click
 import typer.core
 import typer.main
 from rich.console import Console
@@ -18,6 +19,7 @@ from fedfade.commands.data import data
 from fedfade.commands.export import export
 from fedfade.commands.ladder import ladder
 from fedfade.commands.learn import learn
+from fedfade.commands.mistakes import mistake
 from fedfade.commands.options import PresetArgument, SetOption
 from fedfade.commands.partition import partition
 from fedfade.commands.replay import replay
@@ -102,9 +104,16 @@ def config(
 def main() -> None:
     """Entry point: user errors end with one sentence and exit code 2."""
     try:
-        app()
+        sys.exit(app(prog_name="fedfade", standalone_mode=False))
     except UserError as error:
         _end(error)
+    except typer.Abort:  # the input ended
+        sys.exit(1)
+    except click.ClickException as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help; not in click 8.1
+            error.show()
+            sys.exit(error.exit_code)
+        _end(mistake(error))
     except OSError as error:  # a disk or a pipe that gave up where nobody expected it
         place = f"{str(error.filename)!r}: " if error.filename else ""
         _end(UserError(f"{place}{(error.strerror or type(error).__name__).lower()}."))

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ast
+import itertools
+import re
+import sys
+import tomllib
 from pathlib import Path
 
 import fedfade
@@ -22,6 +26,14 @@ ALLOWED = {
 }
 ROOMS = {*ALLOWED, "commands"}
 
+MODULES = {"pyyaml": "yaml", "scikit-learn": "sklearn"}
+"""Packages whose module has another name."""
+
+
+def package(requirement: str) -> str:
+    """`PyYAML>=6.0` is about pyyaml."""
+    return re.split(r"[^A-Za-z0-9-]", requirement)[0].lower()
+
 
 def imported(path: Path) -> set[str]:
     names = set()
@@ -40,6 +52,20 @@ def test_imports_follow_the_data() -> None:
                 name.split(".")[1] for name in imported(path) if name.startswith("fedfade.")
             } & ROOMS
             assert rooms <= {room, *allowed}, f"{path.relative_to(ROOT)} imports {rooms}"
+
+
+def test_what_is_imported_is_listed() -> None:
+    """Also what another dependency would bring along: one day it may not."""
+    project = Path(__file__).parents[2]
+    about = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+    needed, extras = about["dependencies"], about["optional-dependencies"].values()
+    listed = {package(one) for one in [*needed, *itertools.chain(*extras)]}
+    known = {MODULES.get(name, name) for name in listed} | {"fedfade", "pydantic_core"}
+    for path in ROOT.rglob("*.py"):
+        modules = {name.partition(".")[0] for name in imported(path)}
+        assert modules <= known | sys.stdlib_module_names, path.relative_to(ROOT)
+    page = (project / "docs" / "dependencies.md").read_text().lower()
+    assert [package(one) for one in needed if package(one) not in page] == []
 
 
 def test_the_ground_floor_stands_alone() -> None:
