@@ -170,5 +170,12 @@ def test_config_command(fedfade) -> None:
     answer = fedfade("config", "ring", "--set", "radio.clusters=1")
     assert answer.code == 2
     assert answer.err.strip().count("\n") == 0
-    answer = fedfade("presets")
-    assert all(name in answer.out for name in preset_names())
+
+
+def test_a_preset_is_one_line_on_a_narrow_screen(fedfade, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    heading, *lines = fedfade("presets").out.splitlines()
+    assert heading.split()[0] == "preset"
+    assert [line.split()[0] for line in lines] == preset_names()
+    for line, name in zip(lines, preset_names(), strict=True):
+        assert preset_summary(name) in line
