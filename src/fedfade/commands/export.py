@@ -9,13 +9,17 @@ import typer
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(help="folder of a training")],
+    folder: Annotated[
+        Path,
+        typer.Argument(help="folder of a training, or agents that come along, such as qmix-plus"),
+    ],
     onnx: Annotated[Path, typer.Option(help="folder to write the ONNX files to")],
 ) -> None:
     """Write one small ONNX file per client and the normalisation of its inputs."""
     from fedfade.qmix.export import decision_us, export_agents
+    from fedfade.qmix.policy import agents_folder
 
-    files = export_agents(folder, onnx)
+    files = export_agents(agents_folder(folder), onnx)
     size = sum(path.stat().st_size for path in files) // len(files)
     speed = decision_us(files[0])
     if speed is not None:

@@ -62,7 +62,10 @@ def check_output(option: str, path: Path, *suffixes: str) -> None:
 
 @contextmanager
 def time_left(unit: str, total: int) -> Iterator[Callable[[float, str], None]]:
-    """A progress bar on standard error; yields a function of (done, what is being done)."""
+    """A progress bar on standard error; yields a function of (done, what is being done).
+
+    The last line stays, unless nothing was done: who is refused sees the reason alone.
+    """
     bar = Progress(
         SpinnerColumn(),
         TextColumn("{task.fields[doing]:<15}"),
@@ -74,13 +77,21 @@ def time_left(unit: str, total: int) -> Iterator[Callable[[float, str], None]]:
         TimeRemainingColumn(),
         console=Console(stderr=True),
     )
-    with bar:
-        task = bar.add_task(unit, total=total, doing="starting")
+    task = bar.add_task(unit, total=total, doing="starting")
+    bar.live.transient = True
 
-        def tell(done: float, doing: str) -> None:
-            bar.update(task, completed=done, doing=doing)
+    def tell(done: float, doing: str) -> None:
+        bar.live.transient = False
+        bar.start()
+        bar.update(task, completed=done, doing=doing)
 
+    if bar.console.is_interactive:  # a file or pipe is given the last line only
+        bar.start()
+    try:
         yield tell
+    finally:
+        if bar.live.is_started:
+            bar.stop()
 
 
 @contextmanager

@@ -44,6 +44,7 @@ def train(
 
     from fedfade.config import load_config
     from fedfade.qmix import train as run
+    from fedfade.qmix.curve import MIXER_NAMES
     from fedfade.qmix.run import seed_folder
 
     fields = {
@@ -58,16 +59,26 @@ def train(
     if threads is not None:
         torch.set_num_threads(threads)
     advice = f"the same command continues in {out}"
-    with stopping_cleanly(advice), time_left("episodes", config.qmix.episodes) as progress:
+    side_by_side = config.qmix.parallel_episodes
+    total = -(-config.qmix.episodes // side_by_side) * side_by_side  # whole batches are played
+    asked = total == config.qmix.episodes
+    unit = "episodes" if asked else f"episodes: batches of {side_by_side}"
+    begun = False
+    with stopping_cleanly(advice), time_left(unit, total) as progress:
 
         def tell(trainer: Trainer, reports: list[Report]) -> None:
+            nonlocal begun
+            begun = True
             uploads = sum(report.uploads for report in reports) / len(reports)
             progress(reports[0].episodes, f"{uploads:.2f} uploads")
 
         numbers = range(config.run.seed, config.run.seed + seeds)
         trainer = run(config, out, tell, seeds=numbers)
+    if not begun:
+        Console(stderr=True).print(f"already finished: {out}", highlight=False, markup=False)
     folders = [out] if seeds == 1 else [seed_folder(out, number) for number in numbers]
-    _finish(folders, out, config.learning.clients, f"QMIX on {Path(preset).stem}", trainer)
+    title = f"{MIXER_NAMES[config.qmix.mixer]} on {Path(preset).stem}"
+    _finish(folders, out, config.learning.clients, title, trainer)
 
 
 def _finish(folders: list[Path], out: Path, clients: int, title: str, trainer: Trainer) -> None:

@@ -13,6 +13,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+MIXER_NAMES = {
+    "qmix": "QMIX",
+    "qplex": "QPLEX",
+    "vdn": "VDN",
+    "independent": "independent agents",
+}
+"""What a training is called, by its `qmix.mixer`."""
+
+
 def curve_figure(curves: Sequence[Sequence[Report]], clients: int, title: str = "") -> Figure:
     """Reward of an episode, uploads a round and TD loss.
 
@@ -49,8 +58,8 @@ def curve_figure(curves: Sequence[Sequence[Report]], clients: int, title: str = 
     exploring.set_ylim(0, 1.02)
     exploring.spines[["top"]].set_visible(False)
     if len(curves) > 1:
-        title = f"{title or 'QMIX training'}: median of {len(curves)} seeds, thin: each"
-    axes[0].set_title(title or "QMIX training")
+        title = f"{title or 'training'}: median of {len(curves)} seeds, thin: each"
+    axes[0].set_title(title or "training")
     axes[-1].set_xlabel("training episodes")
     return figure
 

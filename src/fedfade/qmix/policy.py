@@ -17,6 +17,7 @@ from fedfade.qmix.checkpoint import (
     Checkpoint,
     check_same_meaning,
     check_shapes,
+    has_checkpoint,
     load_checkpoint,
 )
 from fedfade.qmix.networks import AgentNetworks
@@ -181,6 +182,16 @@ def shipped_policies_for(config: Config) -> list[str]:
             check_same_meaning(load_checkpoint(_shelf() / name), config, own_observation=True)
             fitting.append(name)
     return fitting
+
+
+def agents_folder(folder: Path) -> Path:
+    """A folder of a training as it is; where there is none, shipped agents may be named.
+
+    >>> agents_folder(Path("qmix-plus")).parts[-2:], agents_folder(Path("runs/mine"))
+    (('checkpoints', 'qmix-plus'), PosixPath('runs/mine'))
+    """
+    named = not has_checkpoint(folder) and str(folder) in shipped_policies()
+    return _shelf() / folder if named else folder
 
 
 def load_shipped_policy(name: str, config: Config) -> Policy:
