@@ -314,6 +314,32 @@ def test_a_run_is_known_by_its_agents_and_not_by_their_folder(fedfade, tmp_path:
     assert fedfade(*words, "--out", out).code == 0
 
 
+def test_code_and_files_that_changed_are_not_the_run_s(
+    fedfade, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a run of the old and half of the new would pass as one."""
+    monkeypatch.chdir(tmp_path)
+    code = Path("mine.py")
+    code.write_text(
+        "from fedfade.allocation import load_policy\n\nmake = lambda: load_policy('random')\n"
+    )
+    assert fedfade("channel", "sample", "--drops", 20, "--out", "drops.npz").code == 0
+    traces = ["--set", "radio.source=traces", "--set", "radio.traces=drops.npz"]
+    words = ["compare", "paper", *SETTINGS, *traces, "--policies", "mine:make", "--out", "run"]
+    assert fedfade(*words).code == 0
+    assert set(json.loads(Path("run/run.json").read_text())["inputs"]) == {"mine:make", "drops.npz"}
+    assert fedfade(*words).code == 0
+    code.write_text(code.read_text() + "# another\n")
+    for command in (words, ["verify", "run"], ["replay", "run", "--policy", "mine:make"]):
+        answer = fedfade(*command)
+        assert answer.code == 2
+        assert "'mine:make' has changed since the run in 'run' began" in answer.err
+    code.unlink()
+    sample = ["channel", "sample", "--drops", 20, "--seed", 5, "--out", "drops.npz"]
+    assert fedfade(*sample).code == 0
+    assert "'drops.npz' has changed" in fedfade(*words).err
+
+
 def test_agents_named_twice_are_compared_once() -> None:
     given = ["allocation.checkpoint=[a/seed-0, a/seed-1]"]
     config = load_config("ring", ["allocation.policies=[random, qmix, qmix-seed-0]", *given])

@@ -11,8 +11,9 @@ from fedfade.config import Config
 from fedfade.device import pick_device
 from fedfade.errors import UserError
 from fedfade.experiments.comparison import Comparison, stored_rows
+from fedfade.experiments.inputs import check_inputs
 from fedfade.experiments.report import summaries
-from fedfade.experiments.run_folder import RunFolder, check_agents
+from fedfade.experiments.run_folder import RunFolder
 
 Tell = Callable[[int, int], None]
 """Told how many steps of how many are done."""
@@ -49,11 +50,11 @@ class ComparePoint:
             place.finish(**comparison.facts())
 
     def finished(self, config: Config, folder: Path) -> bool:
-        """As the run's record says, if it is one of these agents."""
+        """As the run's record says, if it was made from what is there now."""
         place = RunFolder(folder, config, pick_device("cpu"))
         if not place.finished:
             return False
-        check_agents(folder, config, place.record)
+        check_inputs(folder, config, place.record)
         return True
 
     def lines(self, config: Config, folder: Path) -> list[Line]:

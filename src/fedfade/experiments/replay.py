@@ -12,7 +12,8 @@ from fedfade.errors import UserError, not_allowed
 from fedfade.experiments.comparison import compared_names, compared_policy
 from fedfade.experiments.course import stored_grams
 from fedfade.experiments.figures import round_figure
-from fedfade.experiments.run_folder import check_agents, open_finished
+from fedfade.experiments.inputs import check_inputs
+from fedfade.experiments.run_folder import open_finished
 from fedfade.experiments.uploads import Uplink
 from fedfade.qmix import trained_agents
 
@@ -41,8 +42,8 @@ def replay_figure(folder: Path, policy_name: str, seed: int | None, number: int)
         raise not_allowed("--seed", seed, f"one of {', '.join(map(str, seeds))}")
     if not 0 <= number < config.run.rounds:
         raise not_allowed("--round", number, f"between 0 and {config.run.rounds - 1}")
-    if policy_name in trained_agents(config):
-        check_agents(folder, config, record)
+    if policy_name in trained_agents(config) or ":" in policy_name:
+        check_inputs(folder, config, record)
     stored = stored_grams(folder, config, len(names))
     own = stored.inner[names.index(policy_name) :: len(names), number]  # [seed, client, client]
     inner = torch.from_numpy(own)

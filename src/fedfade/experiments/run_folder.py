@@ -27,8 +27,7 @@ from torch import Tensor
 from fedfade import __version__
 from fedfade.config import Config, differences, load_config, render_config
 from fedfade.errors import UserError
-from fedfade.qmix import trained_agents
-from fedfade.qmix.checkpoint import has_checkpoint, load_checkpoint
+from fedfade.experiments.inputs import agents_digest, check_inputs, inputs_of
 from fedfade.storage import (
     folder_lock,
     is_temporary,
@@ -44,7 +43,7 @@ FREE_FIELDS = ("run.device", "run.checkpoint_s", "learning.data_dir")
 
 
 def provenance(config: Config, device: torch.device) -> dict[str, Any]:
-    """Who made this run: version, commit, environment, command, and which agents took part."""
+    """Who made this run: version, commit, environment, command, and what it was made from."""
     return {
         "fedfade": __version__,
         "commit": commit_of(Path(__file__)),
@@ -55,7 +54,8 @@ def provenance(config: Config, device: torch.device) -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "agents": _agents_digest(config),
+        "agents": agents_digest(config),
+        "inputs": inputs_of(config),
         "started": _now(),
         "finished": None,
     }
@@ -77,25 +77,6 @@ def mark(*content: object) -> str:
     """
     text = json.dumps(content, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-
-
-def _agents_digest(config: Config) -> str | list[str] | None:
-    """SHA-256 of the trained agents in `allocation.checkpoint`, if it names any that are there."""
-    folders = trained_agents(config).values()
-    if not folders or not all(map(has_checkpoint, folders)):
-        return None
-    digests = [load_checkpoint(folder).files["agents"]["sha256"] for folder in folders]
-    return digests[0] if isinstance(config.allocation.checkpoint, str) else digests
-
-
-def check_agents(path: Path, config: Config, record: Mapping[str, Any]) -> None:
-    """Refuse agents other than the run's; old records do not say, and agents may be gone."""
-    then, now = record.get("agents"), _agents_digest(config)
-    if None not in (then, now) and then != now:
-        raise UserError(
-            f"the agents in {str(config.allocation.checkpoint)!r} are not those of the run in "
-            f"{str(path)!r}: choose another folder for a run of them, or bring the old ones back."
-        )
 
 
 def _now() -> str:
@@ -144,7 +125,7 @@ class RunFolder:
             self._check_config()
             new = not self._record.exists()
             if not new:
-                check_agents(self.path, self.config, self.record)
+                check_inputs(self.path, self.config, self.record)
             else:
                 record = provenance(self.config, self._device)  # may refuse the agents
                 write_text(self._asked, render_config(self.config))

@@ -17,8 +17,9 @@ from fedfade.device import matrix_products
 from fedfade.errors import UserError
 from fedfade.experiments.comparison import Comparison
 from fedfade.experiments.course import stored_grams
+from fedfade.experiments.inputs import check_inputs
 from fedfade.experiments.metrics import Row, check_complete, read_rows
-from fedfade.experiments.run_folder import check_agents, open_finished
+from fedfade.experiments.run_folder import open_finished
 from fedfade.qmix.checkpoint import (
     check_same_training,
     has_checkpoint,
@@ -94,7 +95,7 @@ def _verify_comparison(
 ) -> Verification:
     config, record = _finished_comparison(folder)
     config = _with_data(config, data_dir)
-    check_agents(folder, config, record)
+    check_inputs(folder, config, record)
     path, total = folder / "metrics.csv", config.run.rounds
     rows = read_rows(path)
     answer = Verification("rounds", min(steps, total), total, notes=_changed(record, device))

@@ -250,7 +250,7 @@ class WirelessStrategy(Strategy):
         return 0.0 if vector is None else float(torch.linalg.vector_norm(vector.double()))
 
     def _check_norm(self, reply: Message, report: ConfigRecord) -> None:
-        """The update must be as long as its client said, who counts what its mod takes as trained."""
+        """The update must be as long as its client said, who knows of running statistics alone."""
         said, vector = report.get(NORM), self._update(reply, is_running_statistic)
         if not isinstance(said, float) or not math.isfinite(said) or vector is None:
             return

@@ -1,0 +1,73 @@
+"""What a run takes from outside, known by its content: agents, a user's code, a user's files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedfade.config import Config
+from fedfade.dotted import source_file
+from fedfade.errors import UserError
+from fedfade.qmix import trained_agents
+from fedfade.qmix.checkpoint import has_checkpoint, load_checkpoint
+
+
+def inputs_of(config: Config) -> dict[str, str]:
+    """SHA-256 of a user's modules, data and traces, by what the configuration calls them.
+
+    What is not there is left out. Of a module only its own file counts, not what it imports.
+
+    >>> from fedfade.config import load_config
+    >>> inputs_of(load_config("quickstart"))
+    {}
+    """
+    places = [
+        (name, source_file(name))
+        for name in (*config.allocation.policies, config.learning.model)
+        if ":" in name
+    ]
+    files = {config.learning.data, config.radio.traces} - {"digits", "cifar10", None}
+    places += [(name, Path(name)) for name in sorted(map(str, files))]
+    digests = {name: _digest(place) for name, place in places if place is not None}
+    return {name: found for name, found in digests.items() if found is not None}
+
+
+def _digest(place: Path) -> str | None:
+    """Of a file, or of the names and contents of a folder's arrays."""
+    if place.is_file():
+        with place.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    if not place.is_dir():
+        return None
+    parts = [f"{path.name} {_digest(path)}" for path in sorted(place.glob("*.npz"))]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def agents_digest(config: Config) -> str | list[str] | None:
+    """SHA-256 of the trained agents in `allocation.checkpoint`, if it names any that are there."""
+    folders = trained_agents(config).values()
+    if not folders or not all(map(has_checkpoint, folders)):
+        return None
+    digests = [load_checkpoint(folder).files["agents"]["sha256"] for folder in folders]
+    return digests[0] if isinstance(config.allocation.checkpoint, str) else digests
+
+
+def check_inputs(path: Path, config: Config, record: Mapping[str, Any]) -> None:
+    """Refuse agents, code or files other than the run's; old records do not say, and what a run
+    was made from may be gone."""
+    then, now = record.get("agents"), agents_digest(config)
+    if None not in (then, now) and then != now:
+        raise UserError(
+            f"the agents in {str(config.allocation.checkpoint)!r} are not those of the run in "
+            f"{str(path)!r}: choose another folder for a run of them, or bring the old ones back."
+        )
+    known = record.get("inputs")
+    for name, found in inputs_of(config).items():
+        before = known.get(name) if isinstance(known, dict) else None
+        if before not in (None, found):
+            raise UserError(
+                f"{name!r} has changed since the run in {str(path)!r} began: choose another folder "
+                "for a run of it, or bring the old one back."
+            )
