@@ -118,6 +118,27 @@ def test_waypoint_clients_walk_at_their_speed() -> None:
     assert float((turn[straight].abs() < 1e-3).float().mean()) > 0.99
 
 
+def test_who_walks_past_the_antenna_keeps_off() -> None:
+    """The straight walk, but never nearer than the minimum distance; waypoints have it anyway."""
+    walks = [
+        Cell(CellConfig(min_distance_m=nearest), RADIO, clients=50).trajectory([0], rounds=60)
+        for nearest in (200.0, 0.0)
+    ]
+    assert float(walks[0].distance_m.min()) >= 200.0 * (1 - 1e-6)
+    assert bool((walks[0].distance_m < 200.0 * (1 + 1e-6)).any())  # somebody walked around
+    assert float(walks[1].distance_m.min()) < 100.0
+
+
+@pytest.mark.parametrize("placement", ["redraw", "ring"])
+def test_nothing_arrives_stronger_than_it_was_sent(placement: str) -> None:
+    settings = CellConfig.model_validate(
+        {"placement": placement, "shadowing_db": 60.0, "ring_snr_db": 100.0, "ring_spread_db": 30.0}
+    )
+    gain = Cell(settings, RADIO, clients=50).trajectory([0], rounds=20).gain_db
+    assert float(gain.max()) == 0.0
+    assert 0.0 < float((gain == 0.0).float().mean()) < 0.9
+
+
 def test_walking_shadowing_decorrelates_over_a_round() -> None:
     """18.12 m a round: exp(-18.12 / 13) = 0.25."""
     walk = Cell(CellConfig(), RADIO, clients=40).trajectory(range(30), rounds=20)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from scipy.special import j0
 from fedfade.config import CellConfig, RadioConfig
 from fedfade.radio import Cell, Channel, Place, response
 from fedfade.radio.angles import angle_spread, direction
-from fedfade.radio.clusters import draw_quadriga, draw_tr38901
+from fedfade.radio.clusters import Clusters, draw_quadriga, draw_tr38901
 from fedfade.radio.rays import Rays, draw_rays, subcluster_sizes
 from fedfade.radio.recording import read_recording, sample
 from fedfade.radio.response import frequency_offsets, gains, gains_by_sines
@@ -147,6 +147,42 @@ def test_tr38901_scaling_constants_keep_the_spread(count: int) -> None:
     for angle, wanted in ((drawn_clusters.azimuth_rad, 10.0), (drawn_clusters.zenith_rad, 5.0)):
         spread = torch.rad2deg(angle_spread(angle, drawn_clusters.power)).mean()
         assert float(spread) == pytest.approx(wanted, rel=tolerance)
+
+
+def test_tr38901_drops_clusters_25_db_below_the_strongest() -> None:
+    keys, place = some_places(500)
+    power = draw_tr38901(keys, place, 40).power
+    weakest = power.amax(-1, keepdim=True) * 10**-2.5
+    assert bool(((power == 0) | (power >= 0.9999 * weakest)).all())
+    assert 0.01 < float((power == 0).float().mean()) < 0.5
+
+
+def mean_doppler(heading_rad: float, zenith_rad: float, height_m: float) -> float:
+    """Of a narrow beam from the base station 100 m away, off by `zenith_rad` towards the ground,
+    in shares of v / lambda."""
+    keys, place = some_places(50)
+    one = torch.ones(50)
+    place = replace(place, distance_m=100 * one, heading_rad=heading_rad * one)
+    beam = Clusters(one[:, None], 0 * one[:, None], 0 * one[:, None], zenith_rad * one[:, None])
+    motion = {"carrier_hz": LIGHT_MPS, "speed_mps": 1.0, "height_difference_m": height_m}
+    return float(draw_rays(keys, place, beam, **motion).doppler_hz.mean())
+
+
+def test_who_drives_to_the_base_station_hears_it_higher() -> None:
+    """A cluster's rays spread by 22 degrees of azimuth and 7 of zenith: cosines lose 8 %."""
+    to_bs = float(np.arctan2(-50.0, -100.0))  # the places are at (100, 50)
+    assert mean_doppler(to_bs, 0.0, 0.0) == pytest.approx(0.92, abs=0.02)
+    assert mean_doppler(to_bs + np.pi, 0.0, 0.0) == pytest.approx(-0.92, abs=0.02)
+    assert mean_doppler(to_bs + np.pi / 2, 0.0, 0.0) == pytest.approx(0.0, abs=0.02)
+    assert mean_doppler(to_bs + np.pi / 3, 0.0, 0.0) == pytest.approx(0.46, abs=0.02)
+
+
+def test_the_base_station_is_above() -> None:
+    """100 m up at 100 m is 45 degrees: 45 more to the ground are horizontal, 45 less the zenith."""
+    to_bs, quarter = float(np.arctan2(-50.0, -100.0)), np.pi / 4
+    assert mean_doppler(to_bs, 0.0, 100.0) == pytest.approx(0.92 * 0.5**0.5, abs=0.02)
+    assert mean_doppler(to_bs, quarter, 100.0) == pytest.approx(0.92, abs=0.02)
+    assert mean_doppler(to_bs, -quarter, 100.0) == pytest.approx(0.0, abs=0.12)
 
 
 def test_response_is_the_plain_sum_over_rays() -> None:
