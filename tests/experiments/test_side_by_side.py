@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedfade.allocation.max_individual_rate import MaxIndividualRate
 from fedfade.config import Config, load_config
 from fedfade.experiments import Comparison, RunFolder, Uplink, compare_many, read_rows
 from fedfade.experiments.comparison import SideBySide, compared_policy
+from fedfade.experiments.uploads import Uploads
 from fedfade.learning import batch_key
 from fedfade.qmix import Trainer
 from fedfade.qmix.run import save
@@ -66,6 +68,31 @@ def test_a_grid_in_one_batch_is_every_cell_alone(tmp_path: Path) -> None:
     for i, config in enumerate(configs):
         assert facts(folders[i]) == alone(config, tmp_path / f"alone-{i}")
         assert rows[i] == read_rows(folders[i] / "metrics.csv")
+
+
+class Waiting(MaxIndividualRate):
+    """Claims to look at gradients, so it is played round by round with the round's own."""
+
+    name, gradient_aware = "waiting", True
+
+
+def test_what_is_played_ahead_is_worth_as_much_as_what_is_not() -> None:
+    """The gradients of a round come in when it is played, but the rewards are the same."""
+    weights = ["allocation.reward.convergence=3", "allocation.reward.deviation=0.5"]
+    config = load_config("paper", [*TINY, *weights, "cell.placement=ring"])
+    uplink = Uplink(config, 4e5, CPU)
+    policies = [MaxIndividualRate(), Waiting()]
+    uploads = Uploads([uplink], policies, with_genie=False)
+    assert uploads.rounds_ahead == 3
+    vectors = torch.randn(3, 2, 4, 6, generator=torch.Generator().manual_seed(0))
+    for number, inner in enumerate(vectors @ vectors.mT):
+        played = uploads.outcomes(number, {0: {policy.name: inner for policy in policies}})[0]
+        ahead, now = (played[policy.name] for policy in policies)
+        assert torch.equal(ahead.delivered, now.delivered)
+        # sums of twenty float32 of order 1
+        torch.testing.assert_close(ahead.reward, now.reward, atol=1e-5, rtol=1e-5)
+        alike = uplink.play(policies[0], number, torch.zeros_like(inner))  # as if all agreed
+        assert float((alike.reward - now.reward).max()) > 0.1
 
 
 def test_agents_of_several_trainings(tmp_path: Path) -> None:

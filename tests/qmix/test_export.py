@@ -63,12 +63,19 @@ def test_onnx_runtime_takes_the_same_actions(preset: str, share: bool, tmp_path:
         assert same.mean() >= 0.9995
 
 
-def test_normalisation_rebuilds_the_observation(trained: tuple[Path, Trainer], tmp_path) -> None:
-    """A device that follows normalisation.json sees what the agents saw in training."""
+@pytest.mark.parametrize("silent", [False, True])
+def test_normalisation_rebuilds_the_observation(
+    trained: tuple[Path, Trainer], silent: bool, tmp_path: Path
+) -> None:
+    """A device that follows normalisation.json sees what the agents saw in training; also where a
+    sub-band is dead and the gradient deviates by nothing."""
     folder, trainer = trained
     export_agents(folder, tmp_path)
     rules = json.loads((tmp_path / "normalisation.json").read_text())
     scenario, round_ = trainer.scenario, trainer.rounds.round(trainer.batch)
+    if silent:
+        round_.fading[5, 3, 1, 0], round_.fading[5, 3, 1, 1] = 0.0, 1e-7
+        round_ = round_._replace(inner=torch.zeros_like(round_.inner))
     progress = start_round(scenario, 20)
     wanted = observe(scenario, round_, progress, 3)[5, 1]
     snr = round_.alpha[5] * scenario.full_power_w / scenario.noise_w

@@ -179,6 +179,32 @@ def test_the_importance_of_an_advantage_depends_on_the_joint_action() -> None:
     assert bool((importance > 0).all())
 
 
+def test_values_and_weights_learn_as_if_every_lambda_were_one() -> None:
+    """What lambda adds changes lambda alone: agents, w and b have the gradients of a plain sum."""
+    generator = torch.Generator().manual_seed(0)
+    mixer = DuplexMixer(3, 5, actions=4, hypernet=16, generators=[generator])
+    values = torch.randn(3, 20, 4, generator=generator, requires_grad=True)
+    state = torch.randn(1, 20, 5, generator=generator)
+    choice = torch.randint(4, (3, 20), generator=generator)
+    upstream = torch.randn(1, 1, 20, generator=generator)
+    parts = (mixer.enter, mixer.weight, mixer.value)
+    learned = [values, *(p for part in parts for p in part.parameters())]
+
+    def mixed() -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        q = values.gather(-1, choice[..., None])[..., 0]
+        total = mixer(q, state, values, choice)
+        return total.detach(), torch.autograd.grad(total, learned, upstream)
+
+    total, found = mixed()
+    with torch.no_grad():
+        for parameter in mixer.importance.parameters():
+            parameter.zero_()  # lambda = e^0
+    plain, wanted = mixed()
+    assert float((total - plain).abs().max()) > 0.1
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_a_shared_network_knows_who_it_is() -> None:
     shared = AgentNetworks(3, 5, [8], 4, [torch.Generator().manual_seed(0)], share=True)
     z = torch.randn(1, 7, 5).expand(3, -1, -1)
@@ -225,6 +251,28 @@ def test_replay_returns_what_was_stored(n_step: int) -> None:
     assert replay.rows == 11  # ten rows of four, and the one being written
 
 
+def test_three_steps_by_hand() -> None:
+    """Rewards 1, 2, 4, 8, 16 halved a step: 1 + 1 + 1 from the first slot, and an eighth of what
+    follows; from the third on the episode ends within three steps, and nothing follows."""
+    replay = Replay(20, 1, agents=1, width=1, state_width=1, slots=5, seeds=[0])
+    for row in range(8):  # an episode, and the beginning of the next
+        place = torch.full((1, 1, 1), float(row))
+        replay.see(torch.tensor([row % 5]), place, place)
+        replay.act(torch.zeros(1, 1, dtype=torch.int64), torch.tensor([[2.0 ** (row % 5)]]))
+    replay.see(torch.tensor([3]), place, place)
+    replay.draw_ahead(torch.tensor(0), 1, 200)
+    drawn = replay.sample(torch.tensor(0), 0.5, 3)
+    seen = torch.stack([drawn.state[0, :, 0], drawn.reward[0], drawn.discount[0]], -1)
+    assert set(map(tuple, seen.tolist())) == {
+        (0, 3.0, 0.125),
+        (1, 6.0, 0.125),
+        (2, 12.0, 0.0),
+        (3, 16.0, 0.0),
+        (4, 16.0, 0.0),
+        (5, 3.0, 0.125),
+    }
+
+
 def check(drawn: Batch, slots: int, gamma: float, n_step: int) -> None:
     here = drawn.state[0, :, 0]
     assert torch.equal(drawn.observation[0, :, 0], here)
@@ -234,7 +282,7 @@ def check(drawn: Batch, slots: int, gamma: float, n_step: int) -> None:
     total = sum(torch.where(k < left, gamma**k * (here + k), 0.0) for k in range(n_step))
     torch.testing.assert_close(drawn.reward[0], total)
     goes_on = slot + n_step < slots
-    assert torch.equal(drawn.discount[0] > 0, goes_on)
+    assert torch.equal(drawn.discount[0], torch.where(goes_on, gamma**n_step, 0.0))
     assert torch.equal(drawn.next_state[0, goes_on, 0], here[goes_on] + n_step)
     assert torch.equal(drawn.next_observation[1, goes_on, 0], here[goes_on] + n_step)
 

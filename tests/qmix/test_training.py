@@ -193,7 +193,7 @@ def test_a_fixed_layout_outlasts_the_task(overrides: list[str], placement: str) 
     assert not torch.equal(first.alpha[0], first.alpha[20])  # another run, another layout
     for number, one in enumerate(later, 1):
         assert torch.equal(one.alpha, first.alpha) == (placement == "fixed")
-        assert torch.equal(one.inner, first.inner) is False
+        assert not torch.equal(one.inner, first.inner)
         assert int(one.number[0]) == number % 3
 
 

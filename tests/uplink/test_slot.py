@@ -13,6 +13,7 @@ from fedfade.uplink import (
     Round,
     Scenario,
     decode_action,
+    global_state,
     normalised_inner,
     observe,
     play_slot,
@@ -119,6 +120,19 @@ def test_slot_rewards_add_up_to_the_round(seed: int, clients: int, bands: int) -
     torch.testing.assert_close(total, wanted + s.reward.rate * sent, atol=2e-5, rtol=1e-5)
 
 
+def test_deviations_are_in_units_of_their_mean() -> None:
+    """Squares 1, 2 and 6 have the mean 3; nothing changes when gradients are a millionth."""
+    d = torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0], [-1.0, 1.0, 2.0]])
+    inner = d @ d.T
+    wanted = inner / 3
+    found = normalised_inner(torch.stack([inner, 1e-12 * inner, 0 * inner]))
+    torch.testing.assert_close(found, torch.stack([wanted, wanted, 0 * inner]))
+    s = scenario(clients=3)
+    reward = round_reward(s, inner[None], torch.tensor([[True, False, True]]))
+    wanted_reward = 2 * s.reward.delivered - s.reward.deviation * 5 / 3  # d_0 + d_2 = (0, 1, 2)
+    assert math.isclose(float(reward), wanted_reward, rel_tol=1e-6)
+
+
 def test_slot_rewards_spelled_out_as_in_the_paper() -> None:
     """Eq. 30's sums over D and D- one by one."""
     s = scenario(clients=6)
@@ -158,6 +172,25 @@ def test_an_observation_number_by_number() -> None:
         torch.testing.assert_close(found[n], torch.tensor(wanted), atol=1e-5, rtol=1e-5)
 
 
+def test_the_state_number_by_number() -> None:
+    s = scenario(clients=2, bands=2, slots=10)
+    round_ = random_round(s, 1, seed=3)._replace(number=torch.tensor([30.0]))
+    progress = Progress(torch.tensor([[1e5, 4e5]]))
+    snr_db = 10 * torch.log10(round_.alpha[0] * s.full_power_w / s.noise_w)
+    fading_db = 10 * torch.log10(round_.fading[0, 4])
+    wanted = [
+        *((snr_db - 15) / 15).tolist(),
+        *(fading_db / 10).flatten().tolist(),
+        0.25,
+        1.0,
+        0.6,  # 6 of 10 slots left
+        *(math.log10(float(round_.inner[0, n, n])) / 4 for n in range(2)),
+        0.3,  # round 30 of 100
+    ]
+    found = global_state(s, round_, progress, slot=4)[0]
+    torch.testing.assert_close(found, torch.tensor(wanted), atol=1e-5, rtol=1e-5)
+
+
 def test_hidden_observations_are_one() -> None:
     config = load_config("ring", ["allocation.hide=[gradient, fading]", "radio.slots=3"])
     s = scenario_from_config(config, 4e5)
@@ -165,3 +198,7 @@ def test_hidden_observations_are_one() -> None:
     found = observe(s, round_, start_round(s, 2), 1)
     assert bool((found[..., 10:14] == 1).all())
     assert bool((found[..., 16] == 1).all())
+    state = global_state(s, round_, start_round(s, 2), 1)  # nor does the mixer see them
+    fading, deviation = state[:, 10:50], state[:, 61:71]
+    assert bool((fading == 1).all())
+    assert bool((deviation == 1).all())
