@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import sys
+import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -131,6 +133,46 @@ def test_wrong_shapes_are_refused(shape: tuple[int, ...]) -> None:
         max_sum_rate(torch.ones(shape), 1.0)
 
 
-def test_noise_must_be_positive() -> None:
-    with pytest.raises(UserError, match="noise"):
-        max_sum_rate(torch.ones(2, 2), 0.0)
+@pytest.mark.parametrize("noise", [0.0, -1.0, math.nan, math.inf, None, "much", 10**400])
+def test_noise_must_be_positive(noise: object) -> None:
+    with pytest.raises(UserError, match=r"^noise = .* a finite number greater than 0\.$"):
+        max_sum_rate(torch.ones(2, 2), noise)  # type: ignore[arg-type]
+
+
+def test_arrays_and_lists_are_taken() -> None:
+    received = torch.stack([instance(3, 5, 3, seed) for seed in range(4)]).double()
+    wanted = max_sum_rate(received, 1.0)
+    array = received.numpy()
+    readonly = np.broadcast_to(array, array.shape)
+    backwards = array[::-1].copy()[::-1]  # negative strides
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for given in (array, readonly, backwards, array.tolist()):
+            assert torch.equal(max_sum_rate(given, 1.0), wanted)
+    assert max_sum_rate([[8, 6], [7, 1]], 1).tolist() == [1, 0]
+    assert max_sum_rate(torch.zeros(0, 4, 2), 1.0).shape == (0, 4)
+
+
+@pytest.mark.parametrize("worst", [-1e-30, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_values_that_are_no_power_are_refused(worst: float, kind: type) -> None:
+    received = np.ones((3, 4, 2), kind)
+    received[1, 2, 0] = worst
+    with pytest.raises(UserError, match=r"^received_power = .* finite and at least 0 everywhere"):
+        max_sum_rate(received, 1.0)
+    with pytest.raises(UserError, match=r"^received_power = "):
+        max_sum_rate(torch.from_numpy(received), 1.0)
+
+
+def test_what_overflows_over_the_noise_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^noise = 1e-30 .* received_power / noise to be finite"):
+        max_sum_rate(torch.full((2, 2), 1e20), 1e-30)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [[["a", "b"]], [[1.0, 2.0], [3.0]], np.ones((2, 2), object), None, np.ones((2, 2)) * 1j],
+)
+def test_what_is_no_number_is_refused(given: object) -> None:
+    with pytest.raises(UserError, match=r"^received_power = .* numbers"):
+        max_sum_rate(given, 1.0)  # type: ignore[arg-type]

@@ -17,10 +17,13 @@ is who shares which sub-band: a best partition of clients, found in three steps.
 
 from __future__ import annotations
 
+import math
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fedfade.allocation.assignment import assign
@@ -39,24 +42,60 @@ _LOOPED_ON_GPU = 3
 _MOVES = 1 << 25  # values worked on at a time in step 3
 
 
-def max_sum_rate(received_power: Tensor, noise: float) -> Tensor:
+def max_sum_rate(received_power: Tensor | ArrayLike, noise: float) -> Tensor:
     """Sub-band of every client for the greatest sum rate, -1 for silence: [..., client].
 
-    `received_power` [..., client, band] is what arrives at full power; clients that are done
-    have 0 and stay silent. Exact for up to 12 clients and any number of sub-bands.
+    `received_power` [..., client, band] is what arrives at full power, as a tensor, an array or
+    nested lists; clients that are done have 0 and stay silent. Exact for up to 12 clients and any
+    number of sub-bands.
 
     >>> strong, weak = [8.0, 6.0], [7.0, 1.0]
     >>> max_sum_rate(torch.tensor([strong, weak]), noise=1.0)
     tensor([1, 0])
     """
-    if received_power.ndim < 2 or min(received_power.shape[-2:]) < 1:
-        raise not_allowed(
-            "received_power", list(received_power.shape), "of shape [..., client, band]"
-        )
-    if not noise > 0:
-        raise not_allowed("noise", noise, "greater than 0")
-    clients, bands = received_power.shape[-2:]
-    snr = (received_power / noise).reshape(-1, clients, bands)
+    received = _as_tensor(received_power)
+    try:
+        level = float(noise)
+    except (TypeError, ValueError, OverflowError):
+        level = math.nan
+    if not 0 < level < math.inf:
+        raise not_allowed("noise", noise, "a finite number greater than 0")
+    snr = received / level
+    # Looking at values waits for a GPU, so the policy, which knows its own, goes past this.
+    if snr.numel():
+        low, high = map(float, snr.aminmax())  # both NaN where there is one
+        if not 0 <= low <= high < math.inf:
+            _refuse_values(received, noise)
+    return _best_bands(snr)
+
+
+def _refuse_values(received: Tensor, noise: float) -> NoReturn:
+    low, high = map(float, received.aminmax())
+    if 0 <= low <= high < math.inf:
+        raise not_allowed("noise", noise, "enough for received_power / noise to be finite")
+    wrong = low if low < 0 else high
+    raise not_allowed("received_power", wrong, "finite and at least 0 everywhere")
+
+
+def _as_tensor(given: Tensor | ArrayLike) -> Tensor:
+    """Real numbers [..., client, band]."""
+    try:
+        # A copy: PyTorch takes no array with negative strides and warns of one it may not write.
+        power = torch.as_tensor(given.copy() if isinstance(given, np.ndarray) else given)
+    except (TypeError, ValueError, RuntimeError):
+        raise not_allowed("received_power", given, "numbers [..., client, band]") from None
+    if power.ndim < 2 or min(power.shape[-2:]) < 1:
+        raise not_allowed("received_power", list(power.shape), "of shape [..., client, band]")
+    if power.is_complex():
+        raise not_allowed("received_power", power.dtype, "real numbers")
+    return power
+
+
+def _best_bands(snr: Tensor) -> Tensor:
+    """`max_sum_rate` of received power over noise: [..., client, band] -> [..., client]."""
+    shape = snr.shape
+    clients, bands = shape[-2:]
+    snr = snr.reshape(-1, clients, bands)
     single = torch.log1p(snr)
     imaginary = torch.eye(bands, dtype=snr.dtype, device=snr.device).log() + 1.0  # 1 or -inf
     imaginary = imaginary.clamp(min=-1e9).expand(len(snr), bands, bands)
@@ -69,7 +108,7 @@ def max_sum_rate(received_power: Tensor, noise: float) -> Tensor:
         band = band.index_copy(0, open_, solve(snr.index_select(0, open_)))
     used = snr.gather(-1, band.clamp(min=0)[..., None]).squeeze(-1) > 0
     band = torch.where(used, band, -1)
-    return band.reshape(received_power.shape[:-1])
+    return band.reshape(shape[:-1])
 
 
 def sum_rate_nats(snr: Tensor, band: Tensor) -> Tensor:
@@ -259,4 +298,4 @@ class MaxSumRate:
 
     def act(self, view: View, memory: None) -> Action:
         """Clients that are done have nothing to send and count as silent."""
-        return full_power(view, max_sum_rate(view.received_snr * view.active[..., None], 1.0))
+        return full_power(view, _best_bands(view.received_snr * view.active[..., None]))
