@@ -112,7 +112,7 @@ def _print(rows: Sequence[BoundRow]) -> None:
             values = [row.smoothness, row.local_deviation, row.global_deviation]
             values += [row.gradient_squared, row.deviation, row.first, row.second, row.third]
             values += [row.bound, row.rescaled, row.measured]
-            table.add_row(str(row.round + 1), str(row.delivered), *(f"{v:.3g}" for v in values))
+            table.add_row(str(row.round), str(row.delivered), *(f"{v:.3g}" for v in values))
     console = Console(width=max(Console().width, 118))
     console.print(table)
     held = sum(row.measured <= row.bound for row in rows)

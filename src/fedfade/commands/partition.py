@@ -63,7 +63,7 @@ def _print(alpha: float, counts: NDArray[np.int64], classes: tuple[str, ...]) ->
     table = Table("client", *shown, "all", box=None, title=f"alpha = {alpha:g}")
     for client, row in enumerate(counts):
         cells = [str(value) for value in row[: len(shown)]]
-        table.add_row(str(client + 1), *cells, str(row.sum()))
+        table.add_row(str(client), *cells, str(row.sum()))
     Console().print(table)
     if len(classes) > len(shown):
         Console().print(f"... and {len(classes) - len(shown)} more classes", highlight=False)

@@ -36,7 +36,7 @@ def class_distribution(
     colours = colormaps["tab10" if len(classes) <= 10 else "viridis"]
     many = len(classes) > 10
     for panel, (alpha, table) in zip(panels, counts.items(), strict=True):
-        places = np.arange(1, len(table) + 1)
+        places = np.arange(len(table))
         bottom = np.zeros(len(table))
         for k, name in enumerate(classes):
             colour = colours(k / (len(classes) - 1)) if many else colours(k)
@@ -44,7 +44,7 @@ def class_distribution(
             bottom += table[:, k]
         panel.set_title(rf"$\alpha$ = {alpha:g}", fontsize=11)
         panel.set_xlabel("client")
-        panel.set_xlim(0.3, len(table) + 0.7)
+        panel.set_xlim(-0.7, len(table) - 0.3)
         if len(table) <= 20:
             panel.set_xticks(places)
         panel.spines[["top", "right"]].set_visible(False)
@@ -85,7 +85,7 @@ def bound_terms(rows: Sequence[BoundRow], title: str) -> Figure:
 
     figure = Figure(figsize=(6.4, 5.6), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
-    rounds = [row.round + 1 for row in rows]
+    rounds = [row.round for row in rows]
     above.plot(rounds, [row.first for row in rows], label=r"$C_1\,|\nabla F|^2$")
     above.plot(
         rounds, [row.second for row in rows], label=r"$C_2\,|\bar g-g|^2$ (set by who delivers)"

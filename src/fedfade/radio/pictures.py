@@ -51,7 +51,7 @@ def _gain_over_time(axes: Any, recording: Recording, drop: int) -> None:
             _db(gain[:, band]),
             color=_BANDS[band % len(_BANDS)],
             linewidth=1.1,
-            label=f"sub-band {band + 1}",
+            label=f"sub-band {band}",
         )
     axes.axhline(0, color="0.4", linewidth=0.8, linestyle=":")
     axes.set(title=f"{recording.name}: drop {drop}", xlabel="time (ms)", ylabel="gain (dB)")
