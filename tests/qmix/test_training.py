@@ -420,10 +420,32 @@ def test_a_diverging_training_keeps_its_last_good_checkpoint(tiny: Config, tmp_p
             run_module.save(trainer, tmp_path, [])
             trainer.replay.reward.fill_(float("nan"))
 
-    with pytest.raises(Diverged, match="episode 80 because the loss became infinite or not a"):
+    with pytest.raises(Diverged) as caught:
         train(tiny, tmp_path, poison, checkpoint_s=0.0)
+    assert str(caught.value) == (
+        "training stopped at episode 80 because the loss became infinite or not a number; "
+        "the last checkpoint before it is kept."
+    )
     assert load_checkpoint(tmp_path).batch == 3
     load_policy_checkpoint(tmp_path, tiny)
+
+
+@pytest.mark.parametrize("seeds", [[0], [0, 1]])
+@pytest.mark.parametrize("what", ["the loss", "parameters"])
+def test_a_training_that_diverges_at_once_claims_no_checkpoint(
+    tiny: Config, tmp_path: Path, seeds: list[int], what: str
+) -> None:
+    def poison(trainer: Trainer, report: object) -> None:
+        if what == "the loss":
+            trainer.replay.reward.fill_(float("nan"))
+        else:
+            trainer.learner.agents.weights[0].data.fill_(float("inf"))
+
+    pause = 1e9 if what == "the loss" else 0.0
+    with pytest.raises(Diverged, match=f"{what} became .*; no checkpoint had been written yet"):
+        train(tiny, tmp_path, poison, checkpoint_s=pause, seeds=seeds)
+    assert not list(tmp_path.rglob("checkpoint*"))
+    train(tiny, tmp_path, seeds=seeds)  # the folder is free for another try
 
 
 def test_broken_parameters_are_not_saved_over_good_ones(tiny: Config, tmp_path: Path) -> None:

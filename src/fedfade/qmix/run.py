@@ -127,9 +127,19 @@ def _play_to(
         for writer in writers:
             stack.callback(writer.close)
         asked = stack.enter_context(interrupts_held())
-        _play(trainer, group, writers, until, on_report, checkpoint_s, asked)
+        try:
+            _play(trainer, group, writers, until, on_report, checkpoint_s, asked)
+        except Diverged as error:
+            raise _with_what_is_kept(error, group) from None
     if asked():
         raise KeyboardInterrupt
+
+
+def _with_what_is_kept(error: Diverged, group: list[_Run]) -> Diverged:
+    """The sentence, and whether there is something to go back to."""
+    kept = any(has_checkpoint(run.folder) for run in group)
+    end = "the last checkpoint before it is kept" if kept else "no checkpoint had been written yet"
+    return Diverged(f"{str(error).removesuffix('.')}; {end}.")
 
 
 def _play(
@@ -182,7 +192,7 @@ def save(trainer: Trainer, folder: Path, curve: list[Report], run: int = 0) -> N
     if not finite(trainer.learner.tensors().values()):
         raise Diverged(
             f"training stopped at episode {curve[-1].episodes if curve else 0} because parameters "
-            "became infinite or not a number; the last checkpoint before it is kept."
+            "became infinite or not a number."
         )
     training = trainer.snapshot(run) | {CURVE: torch.tensor(curve, dtype=torch.float64)}
     episodes = trainer.batch * trainer.rollout.episodes

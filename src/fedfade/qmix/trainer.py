@@ -222,7 +222,7 @@ class Trainer:
         which = f" of seed {seed}" if len(self.seeds) > 1 else ""
         return Diverged(
             f"training{which} stopped at episode {report.episodes} because {what} became "
-            "infinite or not a number; the last checkpoint before it is kept."
+            "infinite or not a number."
         )
 
     def _accuracy(self) -> Tensor:
