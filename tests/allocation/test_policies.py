@@ -149,6 +149,58 @@ def test_feedback_gives_a_freed_sub_band_to_the_next(make_round) -> None:
     assert (sending.sum(-1) <= scenario.bands).all()
 
 
+def test_deadline_feedback_changes_sub_band_every_slot(make_round) -> None:
+    """Four alike on four sub-bands: nobody is stuck with a bad one, and nobody collides."""
+    scenario, round_ = make_round(15, 0, episodes=2, overrides=("learning.clients=4",))
+    policy = load_policy("deadline-feedback")
+    history = play_round(policy, scenario, round_, torch.arange(2), record=True).history
+    assert (history.level[:8] == scenario.full_level).all()
+    for band in (history.band[:4], history.band[4:8]):  # [slot, episode, client]
+        assert (band.sort(0).values == torch.arange(4)[:, None, None]).all()
+        assert (band.sort(-1).values == torch.arange(4)).all()
+
+
+def test_deadline_matching_learns_what_a_whole_slot_is_worth(make_round) -> None:
+    """One of two senders finished in the slot: what it sent says nothing of a slot's worth."""
+    two = ("learning.clients=2", "radio.subbands=2")
+    scenario, round_ = make_round(15, 0, episodes=1, overrides=two)
+    policy = load_policy("deadline-matching")
+    progress = Progress(torch.tensor([[1e4, scenario.payload_bits]]))
+    view = make_view(policy, scenario, round_, progress, 0, torch.arange(1))
+    memory = policy.begin(view)
+    policy.act(view, memory)
+    assert memory.sent.all()
+    sent = 1.5 * memory.bits
+    left = torch.tensor([[0.0, scenario.payload_bits - float(sent[0, 1])]])
+    policy.act(replace(view, slot=1, remaining_bits=left), memory)
+    assert memory.slots.item() == 20 + 1  # ten slots on each sub-band are assumed at the start
+    assert memory.gained.item() == pytest.approx(1.2 * 20 + 1.5, rel=1e-5)
+    assert memory.sent.tolist() == [[False, True]]
+
+
+def test_who_has_its_turn_before_it_waits(make_round) -> None:
+    """Three alike have 1.3 times the slots they need, one after another: the second's turn is cut,
+    at the end of one sub-band and the beginning of the next. Between the two it has enough left
+    and leaves even empty sub-bands alone; the first, late after its turn, does not."""
+    scenario, round_ = make_round(25, 0, episodes=1, overrides=("learning.clients=3",))
+    policy = load_policy("wrap-around-schedule")
+    view = make_view(policy, scenario, round_, start_round(scenario, 1), 0, torch.arange(1))
+    memory = policy.begin(view)
+    turns = memory.plan.bands[0].any(-1)  # [client, slot]
+    assert turns[:, 0].tolist() == [True, True, False]
+    assert turns[:, -1].tolist() == [False, True, False]
+
+    def sends(slot: int, slots_needed: float) -> list[bool]:
+        share = slots_needed / memory.plan.slots[0, 0]
+        left = torch.full((1, 3), float(share * scenario.payload_bits))
+        action = policy.act(replace(view, slot=slot, remaining_bits=left), memory)
+        return (action.level[0] == scenario.full_level).tolist()
+
+    assert turns[:, 110].tolist() == sends(110, 20.0) == [True, False, True]
+    assert turns[:, 170].tolist() == sends(170, 31.0) == [False, True, True]
+    assert sends(170, 20.0) == [True, True, True]
+
+
 @pytest.mark.parametrize("name", ["block-fading-schedule", "shortest-remaining-first"])
 def test_equal_clients_take_turns(name: str, make_round) -> None:
     """On a ring, five rounds of four sub-bands serve each of ten clients twice."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import get_args
 
@@ -25,7 +26,7 @@ from fedfade.uplink import (
     start_round,
 )
 from fedfade.uplink.observation import BOUND, PARTS, part_columns
-from fedfade.uplink.plan import ergodic_rate, timetable
+from fedfade.uplink.plan import ergodic_rate, likely_done, reserve, timetable
 
 ALL = get_args(ObservationPart)
 
@@ -156,6 +157,33 @@ def test_the_planned_subband_is_what_the_wrap_around_choice_does(round_: Round) 
         action = decode_action(s, choice)
         progress, _ = play_slot(s, progress, slot_gain(round_, slot), action)
         assert torch.equal(progress.remaining_bits, played.history.remaining_bits[slot])
+
+
+def test_the_reservation_part_number_by_number(round_: Round) -> None:
+    """The backdrop: nobody's progress is in it, nor where to go on after the own turn."""
+    s = scenario_seeing("reservation")
+    plan = reserve(s, round_.alpha * s.full_power_w / s.noise_w, round_.number)
+    seen = make_backdrop(s, round_).observation  # [slot, client, episode, width]
+    waits = set()
+    for e, n in itertools.product(range(4), range(10)):
+        turns = [t for t in range(250) if plan.bands[e, n, t].any()]
+        for slot in (0, 60, 130, 249):
+            mine, grace = plan.bands[e, n, slot].tolist(), plan.grace[e, n, slot].tolist()
+            heard = [h * own for h, own in zip(round_.fading[e, slot, n], mine, strict=True)]
+            planned = [any(mine) and h == max(heard) for h in heard]
+            found = seen[slot, n, e].tolist()
+            assert found[:12] == [*planned, *mine, *grace]
+            for c in range(4):
+                holder = plan.bands[e, :, slot, c].nonzero().flatten().tolist()
+                sent = [likely_done(plan.sent[e, m, slot]) for m in holder] or [1.0]
+                assert found[12 + c] == pytest.approx(float(sent[0]), abs=1e-6)
+            wait = min([t - slot for t in turns if t >= slot], default=250)
+            left = sum(t >= slot for t in turns)
+            needed = min(float(plan.slots[e, n]) / 250, 2.0)
+            wanted = [wait / 250, left / 250, needed, int(plan.rank[e, n]) / 10]
+            assert found[16:] == pytest.approx(wanted, abs=1e-6)
+            waits.add(wait)
+    assert {0, 250} < waits  # some send, some never, some wait
 
 
 def test_time_to_finish_by_hand(round_: Round) -> None:

@@ -7,7 +7,15 @@ import torch
 
 from fedfade.config import load_config
 from fedfade.uplink import Scenario, scenario_from_config
-from fedfade.uplink.plan import LIKENESS, best_rate, ergodic_rate, reserve
+from fedfade.uplink.plan import (
+    LIKENESS,
+    after_turn,
+    best_rate,
+    ergodic_rate,
+    expected_slots,
+    reserve,
+    timetable,
+)
 
 
 @pytest.fixture
@@ -73,3 +81,38 @@ def test_best_rate_against_drawn_fading() -> None:
 def test_best_of_one_is_the_ergodic_rate() -> None:
     snr = torch.logspace(-2, 5, 20)
     assert torch.allclose(best_rate(snr, 1, 1.0), ergodic_rate(snr), rtol=1e-4)
+
+
+def test_a_timetable_leaves_no_subband_empty(scenario: Scenario) -> None:
+    """Who needs more than a round begins where nobody was before it, and nowhere else."""
+    plan = timetable(scenario, torch.full((1, 10), 0.1), torch.zeros(1))
+    assert plan.start[0, :4].tolist() == [0.0] * 4
+    assert sorted(plan.band[0, :4].tolist()) == [0, 1, 2, 3]
+    assert bool(plan.start[0, 4:].isinf().all() & plan.end[0, 4:].isinf().all())
+    needed = expected_slots(scenario, torch.tensor(0.1), torch.tensor(scenario.payload_bits))
+    assert float(needed) > 2 * scenario.slots
+    assert torch.allclose(plan.end[0, :4], needed)
+
+
+# Where the own turn just was, how likely each of three holders is done, slots needed and left:
+# where to go on, None for nowhere. Who is nearly done stays, for up to 5 slots; who is late and
+# needs up to 30 moves to the likeliest, from 0.6 on.
+AFTER = [
+    (1, [0.9, 0.0, 0.1], 5.0, 0.0, 1),
+    (1, [0.9, 0.0, 0.1], 5.1, 0.0, 0),
+    (1, [0.5, 0.0, 0.1], 5.1, 0.0, None),
+    (None, [0.5, 0.59, 0.1], 3.0, 0.0, None),
+    (None, [0.5, 0.0, 0.61], 3.0, 0.0, 2),
+    (None, [0.8, 0.0, 1.0], 30.0, 29.0, 2),
+    (None, [0.8, 0.0, 1.0], 30.1, 0.0, None),
+    (None, [0.8, 0.0, 1.0], 20.0, 20.0, None),
+]
+
+
+@pytest.mark.parametrize(("turn", "done", "needed", "left", "band"), AFTER)
+def test_where_to_go_on_after_the_turn(
+    turn: int | None, done: list[float], needed: float, left: float, band: int | None
+) -> None:
+    grace = torch.tensor([place == turn for place in range(3)])
+    found = after_turn(grace, torch.tensor(done), torch.tensor([needed]), torch.tensor([left]))
+    assert found.tolist() == [place == band for place in range(3)]
