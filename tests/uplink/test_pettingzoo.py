@@ -1,5 +1,6 @@
 """PettingZoo's own tests on the environment, and the ones they leave out."""
 
+import inspect
 import warnings
 from pathlib import Path
 
@@ -20,7 +21,14 @@ from fedfade import uplink
 from fedfade.allocation import play_round
 from fedfade.config import differences, load_config
 from fedfade.errors import UserError
-from fedfade.uplink import Action, Rounds, gradient_source, parallel_env, record_gradients
+from fedfade.uplink import (
+    Action,
+    Rounds,
+    gradient_source,
+    parallel,
+    parallel_env,
+    record_gradients,
+)
 from fedfade.uplink import env as aec_env
 from fedfade.uplink.parallel import ID
 from fedfade.uplink.picture import RoundSoFar, round_so_far_figure
@@ -33,6 +41,16 @@ def _no_warnings():
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         yield
+
+
+@pytest.mark.parametrize("name", ["parallel_env", "env"])
+def test_the_front_door_says_what_it_takes(name: str) -> None:
+    """The lazy functions have the parameters of those they call."""
+    door, inside = (
+        inspect.signature(getattr(module, name)).parameters for module in (uplink, parallel)
+    )
+    assert list(door)[:2] == ["preset", "render_mode"]
+    assert list(door.values()) == list(inside.values())
 
 
 def test_parallel_api() -> None:

@@ -33,21 +33,37 @@ from fedfade.uplink.slot import (
 if TYPE_CHECKING:
     from pettingzoo import AECEnv
 
+    from fedfade.config import Config
     from fedfade.uplink.parallel import UplinkEnv
 
 
-def parallel_env(*arguments: Any, **keywords: Any) -> UplinkEnv:
-    """A PettingZoo ParallelEnv: `fedfade.uplink.parallel.parallel_env` has the parameters."""
+def parallel_env(
+    preset: str | Config = "paper",
+    render_mode: str | None = None,
+    max_cycles: int | None = None,
+    gradients: str | None = None,
+    **overrides: Any,
+) -> UplinkEnv:
+    """The uplink of a preset, or of a whole configuration, as a PettingZoo ParallelEnv.
+
+    `fedfade.uplink.parallel.parallel_env`, which this calls, says what the parameters do.
+    """
     from fedfade.uplink import parallel  # PettingZoo is not needed to train
 
-    return parallel.parallel_env(*arguments, **keywords)
+    return parallel.parallel_env(preset, render_mode, max_cycles, gradients, **overrides)
 
 
-def env(*arguments: Any, **keywords: Any) -> AECEnv[str, Any, Any]:
-    """A PettingZoo AECEnv: `fedfade.uplink.parallel.env` has the parameters."""
+def env(
+    preset: str | Config = "paper",
+    render_mode: str | None = None,
+    max_cycles: int | None = None,
+    gradients: str | None = None,
+    **overrides: Any,
+) -> AECEnv[str, Any, Any]:
+    """The same with agents acting in turn (PettingZoo AEC)."""
     from fedfade.uplink import parallel
 
-    return parallel.env(*arguments, **keywords)
+    return parallel.env(preset, render_mode, max_cycles, gradients, **overrides)
 
 
 __all__ = [
