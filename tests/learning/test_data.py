@@ -274,8 +274,18 @@ def test_faulty_downloads_write_nothing(
         "offline": "--data-dir or FEDFADE_DATA",
     }
     with pytest.raises(UserError, match=sentence[fault]):
-        fetch_cifar10(tmp_path / "d", wanted)
-    assert not list((tmp_path / "d").rglob("*"))
+        fetch_cifar10(tmp_path / "d" / "inner", wanted)
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_failed_download_leaves_folders_that_were_there(
+    tmp_path: Path, served: tuple[Path, str]
+) -> None:
+    (tmp_path / "d").mkdir()
+    with pytest.raises(UserError, match="cannot be downloaded"):
+        fetch_cifar10(tmp_path / "d" / "inner", source(b"", served[1]))
+    assert (tmp_path / "d").is_dir()
+    assert not list((tmp_path / "d").iterdir())
 
 
 def test_black_images_are_not_cifar10(tmp_path: Path) -> None:

@@ -69,12 +69,15 @@ def fetch_cifar10(
         _check_sums(found)
         return found
     source = source or Source()
-    target = make_folder(folder / "cifar10")  # now, so that a folder we may not write to is known
+    target = folder / "cifar10"
+    made = [place for place in (target, *target.parents) if not place.exists()]  # inner first
+    make_folder(target)  # now, so that a folder we may not write to is known
     try:
         arrays = _verified(source, tell)
     except BaseException:
         with suppress(OSError):  # not ours to remove if there is something in it
-            target.rmdir()
+            for place in made:
+                place.rmdir()
         raise
     for name, (images, labels) in arrays.items():
         if name != "test":
