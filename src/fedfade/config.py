@@ -455,7 +455,7 @@ class RunConfig(_Branch):
     )
     precision: Precision = Field(
         "fp32",
-        description="arithmetic on CUDA: tf32 for all matrix products, bf16 for local training too",
+        description="tf32 for all matrix products on CUDA; bf16 for local training, on a CPU too",
     )
 
 

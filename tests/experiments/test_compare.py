@@ -340,6 +340,23 @@ def test_code_and_files_that_changed_are_not_the_run_s(
     assert "'drops.npz' has changed" in fedfade(*words).err
 
 
+def test_a_file_of_ones_own_is_run_as_it_stands(fedfade, tmp_path: Path) -> None:
+    """A run's stored configuration would otherwise be another run."""
+    first = ["compare", "ring", *SETTINGS, "--policies", "random", "--out", tmp_path / "one"]
+    assert fedfade(*first).code == 0
+    again = ["compare", tmp_path / "one" / "config.yaml", "--out", tmp_path / "two"]
+    assert fedfade(*again).code == 0
+    stored = [(tmp_path / run / "metrics.csv").read_bytes() for run in ("one", "two")]
+    assert stored[0] == stored[1]
+
+
+def test_agents_that_do_not_fit_are_said_to_be_left_out(fedfade, tmp_path: Path) -> None:
+    few = ["--set", "run.rounds=1", "--set", "run.seeds=1", "--set", "radio.slots=5"]
+    answer = fedfade("compare", "small-cell", *few, "--out", tmp_path / "run")
+    assert answer.code == 0
+    assert "left out, being trained for another scenario: qmix, qmix-plus" in answer.err
+
+
 def test_agents_named_twice_are_compared_once() -> None:
     given = ["allocation.checkpoint=[a/seed-0, a/seed-1]"]
     config = load_config("ring", ["allocation.policies=[random, qmix, qmix-seed-0]", *given])

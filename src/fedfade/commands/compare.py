@@ -39,11 +39,14 @@ def compare(
         typer.Option(help="folder of fedfade train; adds its agents as qmix (repeatable)"),
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
-    precision: Annotated[str | None, typer.Option(help="on CUDA: fp32, tf32 or bf16")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, tf32 (CUDA) or bf16 (local training)")
+    ] = None,
+    data_dir: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
     overrides: SetOption = None,
 ) -> None:
     """Run every policy on the same channel and data; write a report with pictures."""
-    from fedfade.config import load_config
+    from fedfade.config import load_config, preset_names
     from fedfade.device import pick_device
     from fedfade.experiments import Comparison, RunFolder, write_report
     from fedfade.experiments.comparison import stored_rows
@@ -56,14 +59,16 @@ def compare(
         "run.rounds": rounds,
         "run.device": device,
         "run.precision": precision,
+        "learning.data_dir": data_dir,
     }
     changes = with_fields(overrides, fields)
     config = load_config(preset, changes)
-    if not any(change.startswith("allocation.policies") for change in changes):
-        config = load_config(preset, with_fields(changes, _with_shipped(config)))
+    console = Console(stderr=True)
+    named = any(change.startswith("allocation.policies") for change in changes)
+    if preset in preset_names() and not named:  # a file of the user's says what it wants
+        config = load_config(preset, with_fields(changes, _with_shipped(config, console)))
     chosen = pick_device(config.run.device)
     folder = RunFolder(out or Path("runs") / f"compare-{Path(preset).stem}", config, chosen)
-    console = Console(stderr=True)
     with stopping_cleanly(f"the same command continues in {folder.path}"), folder.open():
         if folder.finished:
             console.print(f"already finished: {folder.path}", highlight=False)
@@ -94,12 +99,15 @@ def _listed(names: str) -> list[str]:
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
-def _with_shipped(config: Config) -> dict[str, list[str]]:
+def _with_shipped(config: Config, console: Console) -> dict[str, list[str]]:
     """Whoever names no policies sees the agents that come with the package as well."""
-    from fedfade.qmix import shipped_policies_for
+    from fedfade.qmix import shipped_policies, shipped_policies_for
 
-    names = list(config.allocation.policies)
-    names += [name for name in shipped_policies_for(config) if name not in names]
+    names, fitting = list(config.allocation.policies), shipped_policies_for(config)
+    if missing := [name for name in shipped_policies() if name not in fitting]:
+        line = f"left out, being trained for another scenario: {', '.join(missing)}"
+        console.print(line, highlight=False)
+    names += [name for name in fitting if name not in names]
     return {"allocation.policies": names}
 
 

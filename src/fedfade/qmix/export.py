@@ -154,7 +154,9 @@ def normalisation(config: Config) -> dict[str, Any]:
     }
     hidden = {"fading": "fading", "others_fading": "fading", "deviation": "gradient"}
     faded = 10.0 * np.log10(observation.FADING_FLOOR) / observation.FADING_SCALE_DB
+    weakest = 10.0 * np.log10(observation.SNR_FLOOR) - observation.SNR_CENTRE_DB
     lows = {
+        "alphas": weakest / observation.SNR_SCALE_DB,
         "fading": faded,
         "others_fading": faded,
         "deviation": np.log10(observation.DEVIATION_FLOOR) / observation.DEVIATION_SCALE,

@@ -28,6 +28,7 @@ from fedfade.uplink.slot import Progress, Round
 
 # Centre and scale of each quantity in the units named.
 SNR_CENTRE_DB, SNR_SCALE_DB = 15.0, 15.0
+SNR_FLOOR = 1e-10
 FADING_SCALE_DB = 10.0
 FADING_FLOOR = 1e-4  # -40 dB: a deep fade, below which a sub-band is equally useless
 DEVIATION_SCALE = 4.0  # decades
@@ -56,7 +57,7 @@ def _snr(scenario: Scenario, round_: Round) -> Tensor:
 def scaled_snr(scenario: Scenario, round_: Round) -> Tensor:
     """Large-scale gains as mean SNR at full power: [episode, client]."""
     snr = _snr(scenario, round_)
-    return ((_decibel(snr, 1e-10) - SNR_CENTRE_DB) / SNR_SCALE_DB).clamp(-BOUND, BOUND)
+    return ((_decibel(snr, SNR_FLOOR) - SNR_CENTRE_DB) / SNR_SCALE_DB).clamp(-BOUND, BOUND)
 
 
 def scaled_fading(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:

@@ -174,15 +174,17 @@ def _made_by(setting: Setting) -> dict[str, object]:
 
 
 def _head(found: Mapping[str, Any]) -> str:
-    """What stood behind it, in a few sentences; every part notes its own, accuracy's is shown."""
-    part = accuracy.PART if accuracy.PART in found else next(iter(found))
+    """What stood behind it, in a few sentences; every part notes its own, accuracy's is shown, or
+    that of the training."""
+    part = next(part for part in (accuracy.PART, reward.PART, *found) if part in found)
     made = found[part]["setting"]
     text = (
         f"Data {made['data']}, placement {made['placement']}, {made['rounds']} rounds, agents "
         f"trained for {made['episodes']} episodes at alpha {made['alpha']:g}, n_c "
         f"{made['clusters']}, {len(made['training_seeds'])} training seeds. Channels and "
         f"partitions of {made['seeds_evaluated_on']} seeds, none of the {made['seeds_trained_on']} "
-        "that training used; evaluation seed i meets the agents of training seed i."
+        "that training used; evaluation seed i meets the agents of training seed i, and every one "
+        "the same agents that come with the package."
     )
     if made["scale"] == "paper":
         return text
