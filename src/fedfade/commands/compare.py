@@ -29,6 +29,7 @@ def compare(
     policies: Annotated[
         str | None, typer.Option(help="comma-separated policies; names or module:factory")
     ] = None,
+    seed: Annotated[int | None, typer.Option(help="first seed")] = None,
     seeds: Annotated[int | None, typer.Option(help="independent repetitions")] = None,
     rounds: Annotated[int | None, typer.Option(help="federated rounds")] = None,
     out: Annotated[
@@ -55,6 +56,7 @@ def compare(
     fields = {
         "allocation.policies": None if policies is None else _listed(policies),
         "allocation.checkpoint": _folders(checkpoint or []),
+        "run.seed": seed,
         "run.seeds": seeds,
         "run.rounds": rounds,
         "run.device": device,
