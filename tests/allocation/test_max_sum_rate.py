@@ -133,7 +133,7 @@ def test_wrong_shapes_are_refused(shape: tuple[int, ...]) -> None:
         max_sum_rate(torch.ones(shape), 1.0)
 
 
-@pytest.mark.parametrize("noise", [0.0, -1.0, math.nan, math.inf, None, "much", 10**400])
+@pytest.mark.parametrize("noise", [0.0, -1.0, math.nan, math.inf, None, "much"])
 def test_noise_must_be_positive(noise: object) -> None:
     with pytest.raises(UserError, match=r"^noise = .* a finite number greater than 0\.$"):
         max_sum_rate(torch.ones(2, 2), noise)  # type: ignore[arg-type]
