@@ -25,7 +25,7 @@ JsonOption = Annotated[
     bool, typer.Option("--json", help="end with one line holding one JSON object")
 ]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda; small sizes on a CPU")]
-PrecisionOption = Annotated[str, typer.Option(help="on CUDA: fp32, tf32 or bf16")]
+PrecisionOption = Annotated[str, typer.Option(help="fp32, tf32 (CUDA) or bf16 (local training)")]
 
 
 def report(figures: Mapping[str, object], json: bool) -> None:
