@@ -104,7 +104,7 @@ def config(
 def main() -> None:
     """Entry point: user errors end with one sentence and exit code 2."""
     try:
-        sys.exit(app(prog_name="fedfade", standalone_mode=False))
+        sys.exit(app(prog_name="fedfade", standalone_mode=False) or 0)
     except UserError as error:
         _end(error)
     except typer.Abort:  # the input ended

@@ -95,7 +95,7 @@ def make_view(
     keys: Tensor,
     observations: Observations | None = None,
 ) -> View:
-    """What this policy may see in this slot, and no more; `observations` of the round spare work
+    """What a policy of this scope is handed in this slot; `observations` of the round spare work
     to who plays many slots of it."""
     aware = gradient_aware(policy)
     observation = None
