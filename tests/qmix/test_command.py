@@ -74,7 +74,11 @@ from fedfade.commands.options import time_left
 with time_left("rounds", 3) as tell:
     if "report" in sys.argv:
         tell(3, "done")
-print(os.read(answer, 100_000).decode())
+os.write(2, b"THE END")  # a terminal hands over what was written bit by bit
+seen = b""
+while b"THE END" not in seen:
+    seen += os.read(answer, 100_000)
+print(seen.decode())
 """
 
 
