@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import fcntl
+import hashlib
 import json
 import os
 import struct
@@ -138,6 +139,12 @@ def write_text(path: Path | str, text: str) -> None:
 def write_json(path: Path | str, value: object) -> None:
     """Write JSON whole or not at all; NaN is refused, because JSON has none."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, however large."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_bytes(path: Path | str, max_bytes: int) -> bytes:

@@ -327,6 +327,8 @@ def test_code_and_files_that_changed_are_not_the_run_s(
     traces = ["--set", "radio.source=traces", "--set", "radio.traces=drops.npz"]
     words = ["compare", "paper", *SETTINGS, *traces, "--policies", "mine:make", "--out", "run"]
     assert fedfade(*words).code == 0
+    plain = [*words[:-3], "random", "--out", "other"]
+    assert fedfade(*plain).code == 0
     assert set(json.loads(Path("run/run.json").read_text())["inputs"]) == {"mine:make", "drops.npz"}
     assert fedfade(*words).code == 0
     code.write_text(code.read_text() + "# another\n")
@@ -337,7 +339,8 @@ def test_code_and_files_that_changed_are_not_the_run_s(
     code.unlink()
     sample = ["channel", "sample", "--drops", 20, "--seed", 5, "--out", "drops.npz"]
     assert fedfade(*sample).code == 0
-    assert "'drops.npz' has changed" in fedfade(*words).err
+    for command in (words, ["replay", "other", "--policy", "random"]):
+        assert "'drops.npz' has changed" in fedfade(*command).err
 
 
 def test_a_file_of_ones_own_is_run_as_it_stands(fedfade, tmp_path: Path) -> None:

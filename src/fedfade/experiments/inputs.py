@@ -12,6 +12,7 @@ from fedfade.dotted import source_file
 from fedfade.errors import UserError
 from fedfade.qmix import trained_agents
 from fedfade.qmix.checkpoint import has_checkpoint, load_checkpoint
+from fedfade.storage import sha256_of
 
 
 def inputs_of(config: Config) -> dict[str, str]:
@@ -37,8 +38,7 @@ def inputs_of(config: Config) -> dict[str, str]:
 def _digest(place: Path) -> str | None:
     """Of a file, or of the names and contents of a folder's arrays."""
     if place.is_file():
-        with place.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256_of(place)
     if not place.is_dir():
         return None
     parts = [f"{path.name} {_digest(path)}" for path in sorted(place.glob("*.npz"))]
@@ -54,10 +54,13 @@ def agents_digest(config: Config) -> str | list[str] | None:
     return digests[0] if isinstance(config.allocation.checkpoint, str) else digests
 
 
-def check_inputs(path: Path, config: Config, record: Mapping[str, Any]) -> None:
+def check_inputs(
+    path: Path, config: Config, record: Mapping[str, Any], policy: str | None = None
+) -> None:
     """Refuse agents, code or files other than the run's; old records do not say, and what a run
-    was made from may be gone."""
-    then, now = record.get("agents"), agents_digest(config)
+    was made from may be gone. With a policy, only what its rounds are played with counts."""
+    acting = policy is None or policy in trained_agents(config)
+    then, now = record.get("agents"), agents_digest(config) if acting else None
     if None not in (then, now) and then != now:
         raise UserError(
             f"the agents in {str(config.allocation.checkpoint)!r} are not those of the run in "
@@ -66,7 +69,8 @@ def check_inputs(path: Path, config: Config, record: Mapping[str, Any]) -> None:
     known = record.get("inputs")
     for name, found in inputs_of(config).items():
         before = known.get(name) if isinstance(known, dict) else None
-        if before not in (None, found):
+        needed = policy is None or name in (policy, config.radio.traces)
+        if needed and before not in (None, found):
             raise UserError(
                 f"{name!r} has changed since the run in {str(path)!r} began: choose another folder "
                 "for a run of it, or bring the old one back."

@@ -15,7 +15,6 @@ from fedfade.experiments.figures import round_figure
 from fedfade.experiments.inputs import check_inputs
 from fedfade.experiments.run_folder import open_finished
 from fedfade.experiments.uploads import Uplink
-from fedfade.qmix import trained_agents
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,8 +41,7 @@ def replay_figure(folder: Path, policy_name: str, seed: int | None, number: int)
         raise not_allowed("--seed", seed, f"one of {', '.join(map(str, seeds))}")
     if not 0 <= number < config.run.rounds:
         raise not_allowed("--round", number, f"between 0 and {config.run.rounds - 1}")
-    if policy_name in trained_agents(config) or ":" in policy_name:
-        check_inputs(folder, config, record)
+    check_inputs(folder, config, record, policy_name)
     stored = stored_grams(folder, config, len(names))
     own = stored.inner[names.index(policy_name) :: len(names), number]  # [seed, client, client]
     inner = torch.from_numpy(own)

@@ -19,6 +19,7 @@ from fedfade.experiments.comparison import Comparison
 from fedfade.experiments.course import stored_grams
 from fedfade.experiments.inputs import check_inputs
 from fedfade.experiments.metrics import Row, check_complete, read_rows
+from fedfade.experiments.reproduce.setting import changed
 from fedfade.experiments.run_folder import open_finished
 from fedfade.qmix.checkpoint import (
     check_same_training,
@@ -84,10 +85,7 @@ def _finished_comparison(folder: Path) -> tuple[Config, dict[str, Any]]:
 
 def _with_data(config: Config, data_dir: str | None) -> Config:
     """Where the data lie changes no number."""
-    if data_dir is None:
-        return config
-    learning = config.learning.model_copy(update={"data_dir": data_dir})
-    return config.model_copy(update={"learning": learning})
+    return config if data_dir is None else changed(config, {"learning.data_dir": data_dir})
 
 
 def _verify_comparison(

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from fedfade.errors import UserError
 from fedfade.learning.data import CIFAR10_FILES, find_cifar10
-from fedfade.storage import make_folder, read_bytes, write_json, write_npz
+from fedfade.storage import make_folder, read_bytes, sha256_of, write_json, write_npz
 
 CLASSES = (
     "airplane",
@@ -99,8 +99,7 @@ def _check_sums(folder: Path) -> None:
     for name in (f"{file}.npz" for file in CIFAR10_FILES):
         if name not in wanted:
             raise UserError(f"{str(sums)!r} has no sum of {name!r}: it must have all six files'.")
-        with (folder / name).open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = sha256_of(folder / name)
         if digest != wanted[name]:
             raise UserError(
                 f"{str(folder / name)!r} has SHA-256 {digest}: it must be {wanted[name]}, as "

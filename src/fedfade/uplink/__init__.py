@@ -31,39 +31,16 @@ from fedfade.uplink.slot import (
 )
 
 if TYPE_CHECKING:
-    from pettingzoo import AECEnv
-
-    from fedfade.config import Config
-    from fedfade.uplink.parallel import UplinkEnv
+    from fedfade.uplink.parallel import env, parallel_env
 
 
-def parallel_env(
-    preset: str | Config = "paper",
-    render_mode: str | None = None,
-    max_cycles: int | None = None,
-    gradients: str | None = None,
-    **overrides: Any,
-) -> UplinkEnv:
-    """The uplink of a preset, or of a whole configuration, as a PettingZoo ParallelEnv.
-
-    `fedfade.uplink.parallel.parallel_env`, which this calls, says what the parameters do.
-    """
-    from fedfade.uplink import parallel  # PettingZoo is not needed to train
-
-    return parallel.parallel_env(preset, render_mode, max_cycles, gradients, **overrides)
-
-
-def env(
-    preset: str | Config = "paper",
-    render_mode: str | None = None,
-    max_cycles: int | None = None,
-    gradients: str | None = None,
-    **overrides: Any,
-) -> AECEnv[str, Any, Any]:
-    """The same with agents acting in turn (PettingZoo AEC)."""
+def __getattr__(name: str) -> Any:
+    """The environments when they are asked for: PettingZoo is not needed to train."""
+    if name not in ("env", "parallel_env"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from fedfade.uplink import parallel
 
-    return parallel.env(preset, render_mode, max_cycles, gradients, **overrides)
+    return getattr(parallel, name)
 
 
 __all__ = [
