@@ -595,7 +595,7 @@ def test_one_seed_shows_no_noise_to_be_beyond() -> None:
     assert found["close to perfect upload at alpha 0.5"].verdict != "not measured"  # needs none
     cell: Line = {"snr": 10.0, "spread": 0.0, "gain": 1.0, "error": math.nan, "pays": True}
     sentence = regimes._sentence("uploads", "agents", [cell])
-    assert "in the one seed that was run in 1 of 1 cells" in sentence
+    assert "a round, in the one seed that was run, in 1 of 1 cells" in sentence
     assert "noise" not in sentence
 
 

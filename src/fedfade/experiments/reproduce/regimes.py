@@ -320,7 +320,7 @@ def _sentence(field: str, who: str, found: Sequence[Line]) -> str:
     paying = [cell for cell in found if cell["pays"]]
     losing = [cell for cell in found if cell["gain"] < -2 * _known(cell["error"])]
     sizes = [100 * cell["gain"] if field == "accuracy" else cell["gain"] for cell in found]
-    noise = ", and beyond noise," if _noise_known(found) else " in the one seed that was run"
+    noise = ", and beyond noise," if _noise_known(found) else ", in the one seed that was run,"
     text = (
         f"{who}: at least {worth} beyond the best schedule made once a round{noise} in "
         f"{len(paying)} of {len(found)} cells"
