@@ -612,8 +612,6 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
         raise not_allowed(
             "--set", override, f"section.field=value with a valid YAML value ({error})"
         ) from None
-    if isinstance(value, str) and not text.strip().startswith(("'", '"')):
-        value = _number_or_text(value)
     node = tree
     for part in parts[:-1]:
         child = node.setdefault(part, {})
@@ -621,14 +619,6 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
             raise not_allowed("--set", override, f"a field; {part!r} has no fields below it")
         node = child
     node[parts[-1]] = value
-
-
-def _number_or_text(text: str) -> float | str:
-    """What YAML reads as text and Python as a number, such as 1e1_0 or nan."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def _first_fault(error: ValidationError) -> str:

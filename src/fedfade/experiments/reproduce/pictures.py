@@ -191,7 +191,7 @@ def bound_terms(terms: Mapping[str, Sequence[Line]]) -> Figure:
         "bound": "bound (sum)",
     }
     for axes, (policy, rows) in zip(panels, terms.items(), strict=True):
-        x = 1 + np.array(columns(rows, "round")[0])
+        x = np.array(columns(rows, "round")[0])
         for place, (field, label) in enumerate(names.items()):
             values = np.array(columns(rows, field)[0])
             shade = "black" if field == "bound" else f"C{place}"
