@@ -3,7 +3,7 @@
     pip install 'fedfade[peers]'
     python examples/benchmarl_qmix.py --iterations 20
 
-The environment comes through its PettingZoo face; nothing of fedfade.qmix is used.
+The environment comes through its PettingZoo face; nothing of fedfade.agents is used.
 """
 
 import argparse

@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 from typer import echo
 
+from fedfade.agents import load_policy_checkpoint, load_shipped_policy, shipped_policies
 from fedfade.allocation import load_policy, play_round
 from fedfade.config import Config, load_config
 from fedfade.errors import UserError
 from fedfade.experiments.uploads import Uplink
-from fedfade.qmix import load_policy_checkpoint, load_shipped_policy, shipped_policies
 from fedfade.uplink import Round, gradient_source
 
 BASELINES = (

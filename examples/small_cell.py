@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedfade.agents import load_policy_checkpoint, train
+from fedfade.agents.curve import smoothed
+from fedfade.agents.run import saved_curve
 from fedfade.allocation import Policy, load_policy, play_round
 from fedfade.config import Config, load_config
 from fedfade.errors import UserError
-from fedfade.qmix import load_policy_checkpoint, train
-from fedfade.qmix.curve import smoothed
-from fedfade.qmix.run import saved_curve
 from fedfade.storage import writing
 from fedfade.uplink import Rounds, gradient_source
 

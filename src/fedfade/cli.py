@@ -12,23 +12,24 @@ from rich.console import Console
 from rich.table import Table
 
 from fedfade import __version__
-from fedfade.commands import bench, channel
+from fedfade.bench import command as bench
+from fedfade.commands import channel
 from fedfade.commands.bound import bound
 from fedfade.commands.compare import compare
 from fedfade.commands.data import data
 from fedfade.commands.export import export
-from fedfade.commands.ladder import ladder
 from fedfade.commands.learn import learn
 from fedfade.commands.mistakes import mistake
 from fedfade.commands.options import PresetArgument, SetOption
 from fedfade.commands.partition import partition
 from fedfade.commands.replay import replay
-from fedfade.commands.reproduce import reproduce
 from fedfade.commands.sweep import sweep
 from fedfade.commands.train import train
 from fedfade.commands.verify import verify
 from fedfade.config import load_config, preset_names, preset_summary, render_config
 from fedfade.errors import UserError, out_of_memory
+from fedfade.studies.ladder_command import ladder
+from fedfade.studies.reproduce_command import reproduce
 
 
 class _Argument(typer.core.TyperArgument):

@@ -56,15 +56,15 @@ def record(work: Work, changed: Iterable[Tensor], device: torch.device) -> Work:
     return replay
 
 
-class Aside:
+class SideStream:
     """Work beside the main chain: a second stream on CUDA; elsewhere it is simply done in turn.
 
     What `work` needs must exist when it begins; `join` before using what it made.
 
-    >>> aside, seen = Aside(torch.device("cpu")), []
-    >>> with aside.work():
+    >>> side, seen = SideStream(torch.device("cpu")), []
+    >>> with side.work():
     ...     seen.append("beside")
-    >>> aside.join()
+    >>> side.join()
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedfade.agents import QmixPolicy, Trainer
 from fedfade.allocation import BUILT_IN, genie_bound, load_policy, max_sum_rate, play_round
 from fedfade.allocation import sum_rate_nats as sum_rate
 from fedfade.allocation.assignment import assign, assign_by_table
 from fedfade.allocation.play import RecordedRounds
 from fedfade.config import load_config
-from fedfade.qmix import QmixPolicy, Trainer
 from fedfade.uplink import Round
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -21,6 +21,7 @@ from fedfade.allocation import (
 )
 from fedfade.allocation.play import Observations, RecordedRounds, _slots_known, make_view
 from fedfade.allocation.policy import ActionChecks
+from fedfade.allocation.random_band import RandomBand
 from fedfade.errors import UserError
 from fedfade.uplink import Progress, observation_width, observe, start_round, state_width
 from tests.conftest import TINY
@@ -301,7 +302,7 @@ def test_observations_for_many_slots_are_those_of_each(make_round, monkeypatch) 
         15, 6, episodes=4, overrides=("radio.slots=9", f"allocation.observe=[{parts}]")
     )
     width = scenario.clients * observation_width(scenario) + state_width(scenario)
-    monkeypatch.setattr("fedfade.allocation.play._BACKDROP_BYTES", 4 * 4 * width * 4)
+    monkeypatch.setattr("fedfade.allocation.play._STATIC_BYTES", 4 * 4 * width * 4)
     observations = Observations(scenario, round_, _slots_known(scenario, 4))
     for slot in (0, 0, 1, 5, 8):  # twice in a slot: before the first one, and in it
         progress = Progress(torch.full((4, 10), scenario.payload_bits * (1 - slot / 9)))
@@ -352,7 +353,7 @@ def test_whatever_a_users_policy_raises_is_one_sentence(monkeypatch: pytest.Monk
         load_policy(f"{__name__}:divides_by_zero")
     with pytest.raises(UserError, match=r"policy 'fedfade.allocation:full_power' .*argument"):
         load_policy("fedfade.allocation:full_power")
-    monkeypatch.setattr("fedfade.allocation.registry.entry_points", lambda group: [TooNew()])
+    monkeypatch.setattr("fedfade.seams.entry_points", lambda group: [TooNew()])
     with pytest.raises(UserError, match=r"policy = 'too-new' cannot be loaded: .*tomorrow'\.$"):
         load_policy("too-new")
 
@@ -438,7 +439,7 @@ def test_what_has_a_sentence_elsewhere_passes_through(error: BaseException, make
 
 def test_a_fault_of_our_own_is_not_laid_to_the_user(make_round, monkeypatch) -> None:
     scenario, round_ = make_round()
-    monkeypatch.setattr(BUILT_IN["random"], "act", lambda self, view, memory: 1 // 0)
+    monkeypatch.setattr(RandomBand, "act", lambda self, view, memory: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         play_round(load_policy("random"), scenario, round_, torch.arange(3))
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedfade.agents import Trainer
 from fedfade.bench import floors, targets, whole_training
 from fedfade.bench.stage import Figure, Stage
 from fedfade.config import RadioConfig, load_config
 from fedfade.learning import PaperCNN
-from fedfade.qmix import Trainer
 
 Command = Callable[..., Any]
 CPU = torch.device("cpu")

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedfade.agents.checkpoint import load_checkpoint
 from fedfade.config import load_config
 from fedfade.experiments import Comparison, RunFolder, read_rows, series
 from fedfade.experiments.comparison import compared_names, gradient_bias
@@ -24,7 +25,6 @@ from fedfade.experiments.metrics import Row, summarise
 from fedfade.experiments.report import level_with_best, verdict
 from fedfade.experiments.run_folder import commit_of
 from fedfade.learning import Updates
-from fedfade.qmix.checkpoint import load_checkpoint
 from fedfade.storage import read_npz, write_npz
 from tests.conftest import TINY
 

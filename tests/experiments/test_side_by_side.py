@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from fedfade.agents import Trainer
+from fedfade.agents.run import save
 from fedfade.allocation.max_individual_rate import MaxIndividualRate
 from fedfade.config import Config, load_config
 from fedfade.experiments import Comparison, RunFolder, Uplink, compare_many, read_rows
 from fedfade.experiments.comparison import SideBySide, compared_policy
 from fedfade.experiments.uploads import Uploads
 from fedfade.learning import batch_key
-from fedfade.qmix import Trainer
-from fedfade.qmix.run import save
 from tests.conftest import TINY
 
 CPU = torch.device("cpu")

@@ -18,13 +18,13 @@ from flwr.app import Array, ConfigRecord, Error, Message, MetricRecord, RecordDi
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, Result
 
+from fedfade.agents import QmixPolicy
 from fedfade.allocation import load_policy, play_round
 from fedfade.experiments import Comparison, RunFolder, read_rows
 from fedfade.flower import FederatedTask, UplinkMod, WirelessStrategy, choose_policy
 from fedfade.flower.decisions import Decisions, Seen, decide, play_with_clients
 from fedfade.flower.policies import OneAgent, policy_of_client
 from fedfade.flower.records import REPORT, is_running_statistic, payload_bits
-from fedfade.qmix import QmixPolicy
 from fedfade.uplink import Progress
 from tests.flower.in_process import InProcessGrid
 
@@ -154,7 +154,7 @@ def test_trained_agents_decide_as_on_the_server(
     share: bool, finished: bool, config: Config, tmp_path: Path
 ) -> None:
     """The client carries one agent's network; the server would have run them all in one batch."""
-    from fedfade.qmix import train
+    from fedfade.agents import train
 
     parts = [*config.allocation.observe, *(["finished"] if finished else [])]
     allocation = config.allocation.model_copy(update={"observe": parts})

@@ -27,12 +27,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedfade.agents.checkpoint import has_checkpoint, load_checkpoint
 from fedfade.cli import main as fedfade
 from fedfade.config import load_config
 from fedfade.experiments import RunFolder, read_rows
 from fedfade.experiments.run_folder import digest
 from fedfade.experiments.sweep import load_sweep
-from fedfade.qmix.checkpoint import has_checkpoint, load_checkpoint
 from fedfade.storage import read_json, read_npz
 from tests.conftest import TINY
 
@@ -288,7 +288,7 @@ def main() -> None:
     parser.add_argument("--command", action="append", choices=list(SCENARIOS))
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    for module in ("matplotlib.figure", "sklearn.datasets", "scipy.optimize", "fedfade.qmix.run"):
+    for module in ("matplotlib.figure", "sklearn.datasets", "scipy.optimize", "fedfade.agents.run"):
         importlib.import_module(module)  # what commands import late, once for all
     for command in asked.command or SCENARIOS:
         line = harness(command, asked.kills, asked.seed)

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from safetensors.torch import save as dump_tensors
 
+from fedfade.agents.checkpoint import FORMAT, INDEX, VERSION, load_checkpoint
 from fedfade.config import LearningConfig, RadioConfig, load_config, render_config
 from fedfade.errors import UserError
 from fedfade.experiments.comparison import compared_names
@@ -29,7 +30,6 @@ from fedfade.experiments.sweep import load_sweep
 from fedfade.learning import load_data
 from fedfade.learning.data import _class_names
 from fedfade.learning.download import Source, _read_archive
-from fedfade.qmix.checkpoint import FORMAT, INDEX, VERSION, load_checkpoint
 from fedfade.radio.impulse import read_impulse_responses, sampled_gains
 from fedfade.radio.recording import read_recording
 from fedfade.radio.statistics import gain_statistics

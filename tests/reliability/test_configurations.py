@@ -11,10 +11,10 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from fedfade.agents import Trainer
 from fedfade.config import Config, config_from_tree, render_config
 from fedfade.errors import UserError
 from fedfade.experiments import Comparison, RunFolder
-from fedfade.qmix import Trainer
 from fedfade.storage import write_npz
 from tests.reliability import EXAMPLES
 from tests.reliability.configurations import Tree, configurations

@@ -18,13 +18,13 @@ from types import FrameType
 import pytest
 import torch
 
+from fedfade.agents import Trainer, train
+from fedfade.agents.checkpoint import has_checkpoint
 from fedfade.config import Config, load_config
 from fedfade.errors import UserError
 from fedfade.experiments import Comparison, RunFolder
 from fedfade.experiments.comparison import SideBySide
 from fedfade.experiments.course import Course
-from fedfade.qmix import Trainer, train
-from fedfade.qmix.checkpoint import has_checkpoint
 from tests.conftest import TINY
 from tests.reliability.kills import SMALL_CELL, overrides, train_facts, train_readable
 

@@ -172,7 +172,7 @@ def _within(megabytes: int, program: str) -> str:
     head = (
         "import resource, sys\n"
         "import numpy, fedfade.storage, fedfade.config, fedfade.errors, fedfade.radio.matfile\n"
-        "import fedfade.experiments.sweep, fedfade.qmix.checkpoint\n"
+        "import fedfade.experiments.sweep, fedfade.agents.checkpoint\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         f"limit = used + {megabytes} * 2**20\n"
         "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
@@ -219,7 +219,7 @@ def test_a_kilobyte_that_declares_a_terabyte(tmp_path: Path) -> None:
 from pathlib import Path
 from fedfade.storage import read_npz
 from fedfade.radio.matfile import read_mat
-from fedfade.qmix.checkpoint import Checkpoint
+from fedfade.agents.checkpoint import Checkpoint
 import hashlib
 folder = Path({str(tmp_path)!r})
 def tried(what):

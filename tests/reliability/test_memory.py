@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedfade.agents import Trainer
+from fedfade.agents.checkpoint import load_checkpoint
 from fedfade.config import load_config
 from fedfade.experiments import RunFolder, read_rows
 from fedfade.learning import Federation
-from fedfade.qmix import Trainer
-from fedfade.qmix.checkpoint import load_checkpoint
 from tests.conftest import TINY
 
 CUDA = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has ...")

@@ -127,7 +127,7 @@ def test_extreme_payloads_through_the_command(
 
 @pytest.mark.parametrize("clients", [1, 2])
 def test_one_client_on_one_sub_band_trains(clients: int) -> None:
-    from fedfade.qmix import Trainer
+    from fedfade.agents import Trainer
     from tests.reliability.kills import SMALL_CELL
 
     changes = [f"learning.clients={clients}", "radio.subbands=1", "qmix.gradients=synthetic"]

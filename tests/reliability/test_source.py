@@ -32,7 +32,7 @@ FORBIDDEN_CALLS = {
     "onnx.load",
 }
 # Code a user brings along by name, and says so: docs/reliability.md.
-IMPORTS_BY_NAME = {"dotted.py", "allocation/registry.py"}
+IMPORTS_BY_NAME = {"seams.py"}
 
 
 def sources() -> Iterator[tuple[str, ast.Module]]:

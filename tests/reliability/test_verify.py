@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from fedfade.agents import train
 from fedfade.config import load_config
 from fedfade.experiments.metrics import read_rows, write_rows
-from fedfade.qmix import train
 from fedfade.storage import read_npz, write_npz
 from tests.conftest import TINY
 from tests.reliability.kills import SMALL_CELL

@@ -16,7 +16,6 @@ from fedfade.uplink import (
     Round,
     Scenario,
     decode_action,
-    make_backdrop,
     observation_width,
     observe,
     plan_preference,
@@ -24,6 +23,7 @@ from fedfade.uplink import (
     scenario_from_config,
     slot_gain,
     start_round,
+    static_observation,
 )
 from fedfade.uplink.observation import BOUND, PARTS, part_columns
 from fedfade.uplink.plan import ergodic_rate, likely_done, reserve, timetable
@@ -68,12 +68,12 @@ def test_widths() -> None:
     assert part_columns(s) == {"schedule": slice(0, 8), "fading": slice(8, 12)}
 
 
-def test_one_slot_is_a_row_of_the_backdrop(round_: Round) -> None:
+def test_one_slot_is_a_row_of_the_static_observation(round_: Round) -> None:
     """Comparison asks slot by slot, training lays out all of them at once."""
     scaled = ("time_to_finish", "reservation")  # their progress is no column of its own
     s = scenario_seeing(*(name for name in ALL if name not in scaled), delay=3)
     nothing_done = Progress(torch.zeros(4, 10))  # fills 0 into `remaining`
-    s_all = make_backdrop(s, round_)
+    s_all = static_observation(s, round_)
     finished = part_columns(s)["finished"]
     for slot in (0, 2, 3, 100, 249):
         row = observe(s, round_, nothing_done, slot).transpose(0, 1)
@@ -95,21 +95,21 @@ def test_everybodys_fading_number_by_number(round_: Round) -> None:
 
 @pytest.mark.parametrize("delay", [1, 5, 100])
 def test_old_csi_is_the_fresh_one_shifted(delay: int, round_: Round) -> None:
-    fresh = make_backdrop(scenario_seeing("others_fading"), round_).observation
-    old = make_backdrop(scenario_seeing("others_fading", delay=delay), round_).observation
+    fresh = static_observation(scenario_seeing("others_fading"), round_).observation
+    old = static_observation(scenario_seeing("others_fading", delay=delay), round_).observation
     assert torch.equal(old[delay:], fresh[:-delay])
     assert bool((old[:delay] == 0).all())  # 0 dB: nothing of the round has been heard yet
 
 
 def test_csi_older_than_a_round_says_nothing(round_: Round) -> None:
-    old = make_backdrop(scenario_seeing("others_fading", delay=250), round_).observation
+    old = static_observation(scenario_seeing("others_fading", delay=250), round_).observation
     assert bool((old == 0).all())
 
 
 def test_hidden_fading_hides_everybodys(round_: Round) -> None:
     for delay in (0, 5):
         s = scenario_seeing("fading", "others_fading", delay=delay, hide="fading")
-        assert bool((make_backdrop(s, round_).observation == 1).all())
+        assert bool((static_observation(s, round_).observation == 1).all())
 
 
 def test_the_schedule_part_number_by_number(round_: Round) -> None:
@@ -136,7 +136,9 @@ def test_the_schedule_part_is_what_the_schedule_does(round_: Round) -> None:
     keys = torch.arange(4)
     played = play_round(load_policy("block-fading-schedule"), s, round_, keys, record=True)
     assert played.history is not None
-    seen = make_backdrop(s, round_).observation.transpose(1, 2)  # [slot, episode, client, width]
+    seen = static_observation(s, round_).observation.transpose(
+        1, 2
+    )  # [slot, episode, client, width]
     sends = played.history.level != s.silent_level
     done = torch.cat([torch.zeros(1, 4, 10), played.history.remaining_bits[:-1] <= 0]).bool()
     assert torch.equal(sends, (seen[..., 0] == 1) & ~done)
@@ -160,10 +162,10 @@ def test_the_planned_subband_is_what_the_wrap_around_choice_does(round_: Round) 
 
 
 def test_the_reservation_part_number_by_number(round_: Round) -> None:
-    """The backdrop: nobody's progress is in it, nor where to go on after the own turn."""
+    """The static: nobody's progress is in it, nor where to go on after the own turn."""
     s = scenario_seeing("reservation")
     plan = reserve(s, round_.alpha * s.full_power_w / s.noise_w, round_.number)
-    seen = make_backdrop(s, round_).observation  # [slot, client, episode, width]
+    seen = static_observation(s, round_).observation  # [slot, client, episode, width]
     waits = set()
     for e, n in itertools.product(range(4), range(10)):
         turns = [t for t in range(250) if plan.bands[e, n, t].any()]

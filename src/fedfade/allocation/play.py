@@ -12,16 +12,15 @@ from torch import Tensor
 
 from fedfade.allocation.policy import ActionChecks, Observed, Policy, View, gradient_aware
 from fedfade.device import spare_bytes
-from fedfade.dotted import one_line
 from fedfade.errors import UserError, out_of_memory
 from fedfade.graphs import record as record_work
+from fedfade.seams import one_line
 from fedfade.uplink import (
     Action,
     Progress,
     Round,
     Scenario,
     fill_observation,
-    make_backdrop,
     normalised_inner,
     observation_width,
     observe,
@@ -30,9 +29,10 @@ from fedfade.uplink import (
     slot_reward,
     start_round,
     state_width,
+    static_observation,
 )
 
-_BACKDROP_SHARE, _BACKDROP_BYTES = 0.1, 2**24
+_STATIC_SHARE, _STATIC_BYTES = 0.1, 2**24
 """Memory for what is known of observations before the slots are played: of a GPU's, on the CPU."""
 
 
@@ -70,7 +70,7 @@ class Observations:
             self._blank = None  # before the next is made
             self._slots = range(slot, min(slot + self._size, self._scenario.slots))
             slots = torch.arange(self._slots.start, self._slots.stop, device=self._scenario.device)
-            self._blank = make_backdrop(self._scenario, self._round, slots).observation
+            self._blank = static_observation(self._scenario, self._round, slots).observation
         assert self._blank is not None
         blank = self._blank[slot - self._slots.start].clone()
         return fill_observation(self._scenario, blank, progress).transpose(0, 1)
@@ -152,7 +152,7 @@ def play_round(
 def _slots_known(scenario: Scenario, episodes: int) -> int:
     """Slots of observations that fit the memory set aside."""
     widths = scenario.clients * observation_width(scenario) + state_width(scenario)
-    room = spare_bytes(scenario.device, _BACKDROP_SHARE, _BACKDROP_BYTES)
+    room = spare_bytes(scenario.device, _STATIC_SHARE, _STATIC_BYTES)
     return max(1, room // (4 * episodes * widths))
 
 

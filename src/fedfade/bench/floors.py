@@ -8,11 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedfade.agents.networks import MonotonicMixer
+from fedfade.agents.trainer import Trainer
 from fedfade.config import Precision, RadioConfig
 from fedfade.graphs import Work, record
 from fedfade.learning.batched import ALIGNED, groups_of_samples
-from fedfade.qmix.networks import MonotonicMixer
-from fedfade.qmix.trainer import Trainer
 from fedfade.radio.rays import subcluster_sizes
 
 

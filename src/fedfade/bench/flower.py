@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
+from fedfade.agents import AgentNetworks, QmixPolicy
 from fedfade.allocation import Policy, load_policy
 from fedfade.bench import machine
 from fedfade.config import load_config
 from fedfade.errors import UserError
 from fedfade.experiments import Uplink
-from fedfade.qmix import AgentNetworks, QmixPolicy
 from fedfade.uplink import observation_width, start_round
 
 SETTINGS = {"preset": "quickstart", "set": "learning.payload_bits=auto run.device=cpu"}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from fedfade.agents.trainer import Trainer
 from fedfade.allocation import max_sum_rate
 from fedfade.bench import machine, median_cpu_ms, median_ms, without_compiling
 from fedfade.bench.learning import random_images
@@ -23,7 +24,6 @@ from fedfade.bench.targets import federated_round
 from fedfade.config import Config, Precision, load_config
 from fedfade.device import matrix_products
 from fedfade.learning import Federation
-from fedfade.qmix.trainer import Trainer
 from fedfade.radio import Cell, Channel
 from fedfade.storage import make_folder, write_text, writing
 

@@ -9,13 +9,13 @@ from typing import NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from fedfade.agents.trainer import Trainer
 from fedfade.bench import machine, without_compiling
 from fedfade.bench.stage import REDUCED, forget
 from fedfade.config import Config, Precision, load_config
 from fedfade.device import matrix_products
 from fedfade.learning import Federation, load_data
 from fedfade.learning.fedavg import learning_curve
-from fedfade.qmix.trainer import Trainer
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 

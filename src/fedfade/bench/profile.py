@@ -10,13 +10,13 @@ from typing import NamedTuple
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from fedfade.agents.trainer import Trainer
 from fedfade.bench import machine, median_ms
 from fedfade.bench.stage import Stage
 from fedfade.bench.targets import federated_round
 from fedfade.config import Precision
 from fedfade.device import matrix_products
 from fedfade.learning import Federation
-from fedfade.qmix.trainer import Trainer
 
 CALLS, TOP = 20, 5
 _KINDS = {

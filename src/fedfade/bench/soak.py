@@ -108,7 +108,7 @@ def _compare(rounds: int, folder: Path) -> dict[str, object]:
 
 
 def _train(batches: int, folder: Path) -> dict[str, object]:
-    from fedfade.qmix import Report, Trainer, train
+    from fedfade.agents import Report, Trainer, train
 
     config = load_config("paper", [*SMALL, *QMIX, "run.rounds=10", "qmix.parallel_episodes=20"])
     qmix = config.qmix.model_copy(update={"episodes": batches * config.qmix.parallel_episodes})

@@ -22,6 +22,8 @@ from pathlib import Path
 
 import torch
 
+from fedfade.agents.run import save
+from fedfade.agents.trainer import Trainer
 from fedfade.allocation import max_sum_rate
 from fedfade.bench import machine, median_ms, seconds
 from fedfade.bench.floors import fading_layers, local_layers, products
@@ -34,8 +36,6 @@ from fedfade.errors import not_allowed
 from fedfade.experiments.comparison import Comparison, SideBySide
 from fedfade.experiments.course import Reached
 from fedfade.learning import Federation, gram
-from fedfade.qmix.run import save
-from fedfade.qmix.trainer import Trainer
 from fedfade.radio import Cell, Channel
 
 ALPHAS, CLUSTERS = (0.5, 5, 50), (14, 21, 28)

@@ -7,10 +7,10 @@ import time
 
 import torch
 
+from fedfade.agents.trainer import Trainer
 from fedfade.bench import machine, seconds
 from fedfade.bench.floors import products, update_layers
 from fedfade.config import load_config
-from fedfade.qmix.trainer import Trainer
 
 EPISODES, UPDATES = 30_000, 250_000
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from fedfade.agents.trainer import Trainer
 from fedfade.bench import seconds
 from fedfade.bench.floors import slot_layers, update_layers
 from fedfade.bench.stage import Figure, Stage
 from fedfade.bench.train import EPISODES
 from fedfade.config import Config
-from fedfade.qmix.trainer import Trainer
 
 
 def training(stage: Stage) -> Iterable[Figure]:

@@ -91,7 +91,7 @@ def compare(
 
 def _folders(asked: Sequence[Path]) -> Path | list[Path] | None:
     """One training, or several: those of all seeds of a folder, and of all folders."""
-    from fedfade.qmix.checkpoint import trained_folders
+    from fedfade.agents.checkpoint import trained_folders
 
     found = [place for folder in asked for place in trained_folders(folder)]
     return found if len(found) > 1 else next(iter(found), None)
@@ -103,7 +103,7 @@ def _listed(names: str) -> list[str]:
 
 def _with_shipped(config: Config, console: Console) -> dict[str, list[str]]:
     """Whoever names no policies sees the agents that come with the package as well."""
-    from fedfade.qmix import shipped_policies, shipped_policies_for
+    from fedfade.agents import shipped_policies, shipped_policies_for
 
     names, fitting = list(config.allocation.policies), shipped_policies_for(config)
     if missing := [name for name in shipped_policies() if name not in fitting]:

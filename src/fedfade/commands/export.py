@@ -16,8 +16,8 @@ def export(
     onnx: Annotated[Path, typer.Option(help="folder to write the ONNX files to")],
 ) -> None:
     """Write one small ONNX file per client and the normalisation of its inputs."""
-    from fedfade.qmix.export import decision_us, export_agents
-    from fedfade.qmix.policy import agents_folder
+    from fedfade.agents.export import decision_us, export_agents
+    from fedfade.agents.policy import agents_folder
 
     files = export_agents(agents_folder(folder), onnx)
     size = sum(path.stat().st_size for path in files) // len(files)

@@ -17,7 +17,7 @@ from fedfade.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from fedfade.qmix import Report, Trainer
+    from fedfade.agents import Report, Trainer
 
 
 def train(
@@ -42,10 +42,10 @@ def train(
     """Train agents; interrupted anywhere, the same command continues to the same result."""
     import torch
 
+    from fedfade.agents import train as run
+    from fedfade.agents.curve import MIXER_NAMES
+    from fedfade.agents.run import seed_folder
     from fedfade.config import load_config
-    from fedfade.qmix import train as run
-    from fedfade.qmix.curve import MIXER_NAMES
-    from fedfade.qmix.run import seed_folder
 
     fields = {
         "learning.data_dir": data_dir,
@@ -83,7 +83,7 @@ def train(
 
 def _finish(folders: list[Path], out: Path, clients: int, title: str, trainer: Trainer) -> None:
     """Last figures of every seed, its curve, and all of them in one picture."""
-    from fedfade.qmix.run import saved_curve
+    from fedfade.agents.run import saved_curve
 
     curves = [saved_curve(folder) for folder in folders]
     for folder, curve in zip(folders, curves, strict=True):
@@ -107,7 +107,7 @@ def _finish(folders: list[Path], out: Path, clients: int, title: str, trainer: T
 
 
 def _draw(curves: list[list[Report]], path: Path, clients: int, title: str) -> None:
-    from fedfade.qmix.curve import curve_figure
+    from fedfade.agents.curve import curve_figure
     from fedfade.storage import writing
 
     figure = curve_figure(curves, clients, title)

@@ -19,6 +19,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedfade.agents import (
+    load_policy_checkpoint,
+    load_shipped_policy,
+    shipped_policies,
+    trained_agents,
+)
 from fedfade.allocation import GENIE, PERFECT, Outcome, Policy, load_policy
 from fedfade.config import Config
 from fedfade.device import matrix_products, one_thread, spare_bytes
@@ -39,12 +45,6 @@ from fedfade.learning import (
     load_data,
     part,
     train_together,
-)
-from fedfade.qmix import (
-    load_policy_checkpoint,
-    load_shipped_policy,
-    shipped_policies,
-    trained_agents,
 )
 
 _MODEL_SHARE, _MODEL_BYTES = 0.3, 2**30

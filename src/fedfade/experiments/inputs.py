@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedfade.agents import trained_agents
+from fedfade.agents.checkpoint import has_checkpoint, load_checkpoint
 from fedfade.config import Config
-from fedfade.dotted import source_file
 from fedfade.errors import UserError
-from fedfade.qmix import trained_agents
-from fedfade.qmix.checkpoint import has_checkpoint, load_checkpoint
+from fedfade.seams import source_file
 from fedfade.storage import sha256_of
 
 

@@ -79,14 +79,14 @@ class TrainPoint:
 
     def run(self, config: Config, folder: Path, tell: Tell) -> None:
         """To the last episode."""
-        from fedfade.qmix import train
+        from fedfade.agents import train
 
         total = config.qmix.episodes
         train(config, folder, lambda trainer, runs: tell(min(runs[0].episodes, total), total))
 
     def finished(self, config: Config, folder: Path) -> bool:
         """Whether the checkpoint has all episodes."""
-        from fedfade.qmix.checkpoint import has_checkpoint, load_checkpoint
+        from fedfade.agents.checkpoint import has_checkpoint, load_checkpoint
 
         if not has_checkpoint(folder):
             return False
@@ -94,7 +94,7 @@ class TrainPoint:
 
     def lines(self, config: Config, folder: Path) -> list[Line]:
         """Means over the last twentieth of the training."""
-        from fedfade.qmix.run import saved_curve
+        from fedfade.agents.run import saved_curve
 
         curve = saved_curve(folder)
         last = curve[-max(1, len(curve) // 20) :]
@@ -115,7 +115,7 @@ class ReproducePoint:
 
     def run(self, config: Config, folder: Path, tell: Tell) -> None:
         """All parts in order."""
-        from fedfade.experiments.reproduce import PARTS, checked_setting, reproduce
+        from fedfade.studies.paper import PARTS, checked_setting, reproduce
 
         setting = checked_setting(folder, config, "paper")
         reproduce(setting, list(PARTS), done=lambda parts: tell(parts, len(PARTS)))
@@ -126,7 +126,7 @@ class ReproducePoint:
 
     def lines(self, config: Config, folder: Path) -> list[Line]:
         """Final accuracy and what the uplink did where the agents were trained."""
-        from fedfade.experiments.reproduce import centre_lines
+        from fedfade.studies.paper import centre_lines
 
         return centre_lines(config, folder)
 

@@ -12,6 +12,14 @@ import numpy as np
 import torch
 
 from fedfade import __version__
+from fedfade.agents.checkpoint import (
+    check_same_training,
+    has_checkpoint,
+    load_checkpoint,
+    trained_folders,
+)
+from fedfade.agents.run import saved_curve, with_seed
+from fedfade.agents.trainer import Report, Trainer
 from fedfade.config import Config
 from fedfade.device import matrix_products
 from fedfade.errors import UserError
@@ -19,16 +27,8 @@ from fedfade.experiments.comparison import Comparison
 from fedfade.experiments.course import stored_grams
 from fedfade.experiments.inputs import check_inputs
 from fedfade.experiments.metrics import Row, check_complete, read_rows
-from fedfade.experiments.reproduce.setting import changed
 from fedfade.experiments.run_folder import open_finished
-from fedfade.qmix.checkpoint import (
-    check_same_training,
-    has_checkpoint,
-    load_checkpoint,
-    trained_folders,
-)
-from fedfade.qmix.run import saved_curve, with_seed
-from fedfade.qmix.trainer import Report, Trainer
+from fedfade.studies.paper.setting import changed
 
 Tell = Callable[[int, str], None]
 

@@ -13,7 +13,7 @@ from fedfade.errors import not_allowed
 from fedfade.uplink import decode_action
 
 if TYPE_CHECKING:
-    from fedfade.qmix import QmixPolicy
+    from fedfade.agents import QmixPolicy
 
 
 def choose_policy(name: str, config: Config) -> Policy | None:
@@ -23,7 +23,7 @@ def choose_policy(name: str, config: Config) -> Policy | None:
     >>> [choose_policy(name, load_config("paper")).scope for name in ("max-sum-rate", "qmix-plus")]
     ['central', 'local']
     """
-    from fedfade.qmix import load_policy_checkpoint, load_shipped_policy, shipped_policies
+    from fedfade.agents import load_policy_checkpoint, load_shipped_policy, shipped_policies
 
     if name == PERFECT:
         return None
@@ -45,7 +45,7 @@ class OneAgent:
     observes = True
 
     def __init__(self, policy: QmixPolicy, client: int) -> None:
-        from fedfade.qmix import ClientNetwork
+        from fedfade.agents import ClientNetwork
 
         self.name = policy.name
         self.scope: Scope = policy.scope
@@ -70,7 +70,7 @@ class OneAgent:
 
 def policy_of_client(name: str, config: Config, client: int) -> Policy | None:
     """Like `choose_policy`, with no more of a training than this client's own network."""
-    from fedfade.qmix import QmixPolicy
+    from fedfade.agents import QmixPolicy
 
     policy = choose_policy(name, config)
     return OneAgent(policy, client) if isinstance(policy, QmixPolicy) else policy

@@ -22,7 +22,7 @@ from fedfade.device import spare_bytes
 from fedfade.graphs import Work, fuse, record
 from fedfade.learning.averaging import ServerState
 from fedfade.learning.data import Dataset
-from fedfade.learning.local import LocalWork, Seat, Trained, arithmetic, dropout_of
+from fedfade.learning.local import LocalWork, ModelReplica, Trained, arithmetic, dropout_of
 from fedfade.learning.model import buffer_layout, has_dropout, parameter_layout
 
 _MEMORY_SHARE = 0.4  # of the device's free memory that a step of local training may take
@@ -183,8 +183,8 @@ class ClientBatch:
         keep = {"realize_reads_threshold": 3}
         fused = fuse(self._plain_gradient, self.device, options=keep)
         self._gradient = self._plain_gradient if self._dropout else fused
-        self._seat = Seat(model, dataset, precision)
-        self._desks: dict[tuple[int, int, int, float, float], _Desk] = {}
+        self._replica = ModelReplica(model, dataset, precision)
+        self._buffers_of: dict[tuple[int, int, int, float, float], _StepBuffers] = {}
         self._at_once: int | None = None
 
     def _loss(
@@ -240,12 +240,12 @@ class ClientBatch:
         count, size = samples.shape[1:]
         together = max(some for some in range(1, _STEPS + 1) if count % some == 0)
         key = (len(start), together, size, work.rate, work.proximal)
-        if key not in self._desks:
-            self._desks.clear()  # a recording holds memory; one shape at a time is in use
-            self._desks[key] = _Desk(self, start, buffers, samples[:, :together], work)
+        if key not in self._buffers_of:
+            self._buffers_of.clear()  # a recording holds memory; one shape at a time is in use
+            self._buffers_of[key] = _StepBuffers(self, start, buffers, samples[:, :together], work)
         keyed = dropout_of(work, *divmod(first, work.samples.shape[1]), self.device)
         with keyed if self._dropout else nullcontext():
-            return self._desks[key].train(start, buffers, samples)
+            return self._buffers_of[key].train(start, buffers, samples)
 
     def _clients_at_once(self, flat: Tensor, buffers: Tensor, batch: Tensor, wanted: int) -> int:
         """As many clients as are worth it and fit the memory set aside, by what one takes.
@@ -272,7 +272,7 @@ class ClientBatch:
         One after the other: a test set keeps a GPU busy, and for one model convolutions are fast.
         """
         models = zip(state.parameters, state.buffers, strict=True)
-        found = [self._seat.test(*model, images, labels, _EVALUATION_IMAGES) for model in models]
+        found = [self._replica.test(*model, images, labels, _EVALUATION_IMAGES) for model in models]
         correct, loss = zip(*found, strict=True)
         return torch.stack(correct), torch.stack(loss)
 
@@ -304,7 +304,7 @@ def _for_all(rows: Tensor, clients: int) -> Tensor:
     return rows[:, None].expand(-1, clients, -1).flatten(0, 1)
 
 
-class _Desk:
+class _StepBuffers:
     """Buffers of one batch of clients, and some steps of SGD on them, recorded."""
 
     def __init__(

@@ -50,7 +50,7 @@ class Trained:
     loss: Tensor  # [run, client] mean over the steps
 
 
-class Engine(Protocol):
+class LocalEngine(Protocol):
     """Carries out local training and evaluation."""
 
     def train(self, state: ServerState, work: LocalWork) -> Trained:
@@ -66,7 +66,7 @@ def make_engine(
     dataset: Dataset,
     precision: Precision,
     threads: int | None,
-) -> Engine:
+) -> LocalEngine:
     """`auto` is what is fastest on the device the data set lies on."""
     if name == "auto":
         name = "loop" if dataset.train_images.device.type == "cpu" else "vmap"
@@ -108,7 +108,7 @@ def dropout_of(work: LocalWork, run: int, client: int, device: torch.device) -> 
 # --- client after client ---------------------------------------------------------------------
 
 
-class Seat:
+class ModelReplica:
     """A copy of the model, into which clients are loaded one after the other."""
 
     def __init__(self, model: nn.Module, dataset: Dataset, precision: Precision) -> None:
@@ -189,7 +189,7 @@ class ClientLoop:
         self._dropout = has_dropout(model, dataset.shape)
         if self._dropout:
             count = 1  # all threads share the process's generator
-        self._seats = [Seat(model, dataset, precision) for _ in range(count)]
+        self._replicas = [ModelReplica(model, dataset, precision) for _ in range(count)]
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="client")
 
     def train(self, state: ServerState, work: LocalWork) -> Trained:
@@ -199,13 +199,13 @@ class ClientLoop:
         buffers = state.buffers.new_empty(runs, clients, state.buffers.shape[1])
         loss = state.parameters.new_empty(runs, clients)
 
-        def client(seat: Seat, run: int, n: int) -> None:
-            seat.load(state.parameters[run], state.buffers[run])
-            start = list(seat.parameter_layout.views(state.parameters[run]).values())
+        def client(replica: ModelReplica, run: int, n: int) -> None:
+            replica.load(state.parameters[run], state.buffers[run])
+            start = list(replica.parameter_layout.views(state.parameters[run]).values())
             keyed = dropout_of(work, run, n, state.parameters.device)
             with keyed if self._dropout else nullcontext():
-                loss[run, n] = seat.train(work.samples[run, n], work.rate, work.proximal, start)
-            seat.store(parameters[run, n], buffers[run, n])
+                loss[run, n] = replica.train(work.samples[run, n], work.rate, work.proximal, start)
+            replica.store(parameters[run, n], buffers[run, n])
             torch.sub(state.parameters[run], parameters[run, n], out=parameters[run, n])
 
         self._spread(client, [(run, n) for run in range(runs) for n in range(clients)])
@@ -219,35 +219,37 @@ class ClientLoop:
         correct = labels.new_zeros(runs, len(firsts))
         loss = state.parameters.new_zeros(runs, len(firsts))
 
-        parts = len(self._seats)  # of each run's blocks; a model is loaded once for a part
+        parts = len(self._replicas)  # of each run's blocks; a model is loaded once for a part
 
-        def blocks(seat: Seat, run: int, part: int) -> None:
-            seat.load(state.parameters[run], state.buffers[run])
+        def blocks(replica: ModelReplica, run: int, part: int) -> None:
+            replica.load(state.parameters[run], state.buffers[run])
             for index in range(part, len(firsts), parts):
                 block = slice(firsts[index], firsts[index] + size)
-                correct[run, index], loss[run, index] = seat.evaluate(images[block], labels[block])
+                correct[run, index], loss[run, index] = replica.evaluate(
+                    images[block], labels[block]
+                )
 
         self._spread(blocks, [(run, part) for run in range(runs) for part in range(parts)])
         return correct.sum(1), loss.sum(1)
 
     def _spread(
-        self, task: Callable[[Seat, int, int], None], pairs: Sequence[tuple[int, int]]
+        self, task: Callable[[ModelReplica, int, int], None], pairs: Sequence[tuple[int, int]]
     ) -> None:
-        """Run `task` once for every pair, each on some seat."""
+        """Run `task` once for every pair, each on some replica."""
         left = deque(pairs)
 
-        def work(seat: Seat) -> None:
+        def work(replica: ModelReplica) -> None:
             torch.set_num_threads(1)  # for this thread; the caller's own number is put back below
             while True:
                 try:
                     pair = left.popleft()
                 except IndexError:
                     return
-                task(seat, *pair)
+                task(replica, *pair)
 
         threads = torch.get_num_threads()
         try:
-            list(self._pool.map(work, self._seats))
+            list(self._pool.map(work, self._replicas))
         finally:
             left.clear()
             torch.set_num_threads(threads)

@@ -11,9 +11,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from fedfade.dotted import load_dotted, one_line
 from fedfade.errors import UserError, not_allowed
 from fedfade.randomness import stream
+from fedfade.seams import load_dotted, one_line
 
 ImageShape = tuple[int, int, int]
 """Channels, rows, columns."""

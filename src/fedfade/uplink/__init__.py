@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from fedfade.uplink.gradients import GradientSource, gradient_source, record_gradients
 from fedfade.uplink.observation import (
-    Backdrop,
+    StaticObservation,
     fill_observation,
     fill_state,
     global_state,
-    make_backdrop,
     observation_width,
     observe,
     plan_preference,
     state_width,
+    static_observation,
 )
 from fedfade.uplink.reward import normalised_inner, round_reward, slot_reward, squared_sum
 from fedfade.uplink.rounds import Rounds
@@ -45,20 +45,19 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "Action",
-    "Backdrop",
     "GradientSource",
     "Progress",
     "Round",
     "Rounds",
     "Scenario",
     "SlotResult",
+    "StaticObservation",
     "decode_action",
     "env",
     "fill_observation",
     "fill_state",
     "global_state",
     "gradient_source",
-    "make_backdrop",
     "normalised_inner",
     "observation_width",
     "observe",
@@ -73,4 +72,5 @@ __all__ = [
     "squared_sum",
     "start_round",
     "state_width",
+    "static_observation",
 ]

@@ -4,7 +4,7 @@ An observation is a list of named parts, chosen in `allocation.observe`. Gains a
 and everything is scaled to order 1, because networks learn badly from 1e-12 and 9932960.
 
 Nearly all of it is known before the first slot: gains, deviations, the clock. That part is a
-`Backdrop`, made once a round for all slots; a slot then only fills in the progress.
+`StaticObservation`, made once a round for all slots; a slot then only fills in the progress.
 
 What an agent needs to be told for it, beyond the large-scale gains announced once a round:
 
@@ -38,7 +38,7 @@ BOUND = 10.0
 """No observed value leaves [-BOUND, BOUND]; sensible ones stay far inside."""
 
 
-class Backdrop(NamedTuple):
+class StaticObservation(NamedTuple):
     """What is observed in each slot whatever the clients do; progress is filled in later."""
 
     observation: Tensor  # [slot, client, episode, width]: client first, as stacked networks want
@@ -228,7 +228,9 @@ def state_width(scenario: Scenario) -> int:
     return scenario.clients * (scenario.bands + 3) + 2
 
 
-def make_backdrop(scenario: Scenario, round_: Round, slots: Tensor | None = None) -> Backdrop:
+def static_observation(
+    scenario: Scenario, round_: Round, slots: Tensor | None = None
+) -> StaticObservation:
     """Everything about a round's observations that no action changes; for all slots, or some."""
     if slots is None:
         slots = torch.arange(scenario.slots, device=scenario.device)
@@ -253,11 +255,11 @@ def make_backdrop(scenario: Scenario, round_: Round, slots: Tensor | None = None
         ],
         dim=-1,
     )
-    return Backdrop(observation, state)
+    return StaticObservation(observation, state)
 
 
 def fill_observation(scenario: Scenario, blank: Tensor, progress: Progress) -> Tensor:
-    """Write the progress into one slot's backdrop, in place: [client, episode, width]."""
+    """Write the progress into one slot's static, in place: [client, episode, width]."""
     columns = part_columns(scenario)
     share = (progress.remaining_bits * (1.0 / scenario.payload_bits)).T[..., None]
     if "remaining" in columns:
@@ -283,7 +285,7 @@ def _fill_reservation(scenario: Scenario, part: Tensor, share: Tensor) -> None:
 
 
 def fill_state(scenario: Scenario, blank: Tensor, progress: Progress) -> Tensor:
-    """Write the progress into one slot's backdrop, in place: [episode, width]."""
+    """Write the progress into one slot's static, in place: [episode, width]."""
     start = scenario.clients * (1 + scenario.bands)
     share = progress.remaining_bits * (1.0 / scenario.payload_bits)
     blank[:, start : start + scenario.clients] = share
@@ -293,14 +295,14 @@ def fill_state(scenario: Scenario, blank: Tensor, progress: Progress) -> Tensor:
 def observe(scenario: Scenario, round_: Round, progress: Progress, slot: int) -> Tensor:
     """Every agent's local observation (paper: eq. 26): [episode, client, width]."""
     slots = torch.tensor([slot], device=scenario.device)
-    blank = make_backdrop(scenario, round_, slots).observation[0]
+    blank = static_observation(scenario, round_, slots).observation[0]
     return fill_observation(scenario, blank, progress).transpose(0, 1)
 
 
 def global_state(scenario: Scenario, round_: Round, progress: Progress, slot: int) -> Tensor:
     """What the mixer sees in training (paper: eq. 27): [episode, width]."""
     slots = torch.tensor([slot], device=scenario.device)
-    blank = make_backdrop(scenario, round_, slots).state[0]
+    blank = static_observation(scenario, round_, slots).state[0]
     return fill_state(scenario, blank, progress)
 
 

@@ -26,9 +26,9 @@ from fedfade.uplink.observation import (
     BOUND,
     fill_observation,
     fill_state,
-    make_backdrop,
     observation_width,
     state_width,
+    static_observation,
 )
 from fedfade.uplink.picture import RoundSoFar, draw_round
 from fedfade.uplink.reward import normalised_inner, slot_reward
@@ -98,7 +98,7 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
         self._episode += 1
         self._open = True
         self._round = self._rounds.round(self._episode)
-        self._backdrop = make_backdrop(self.scenario, self._round)
+        self._static = static_observation(self.scenario, self._round)
         self._normalised = normalised_inner(self._round.inner)
         self._progress = start_round(self.scenario, 1)
         self._slot = 0
@@ -139,7 +139,7 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
     def state(self) -> NDArray[np.float32]:
         """What a central critic or mixer may see."""
         self._check_begun("state")
-        blank = self._backdrop.state[self._shown_slot].clone()
+        blank = self._static.state[self._shown_slot].clone()
         filled = fill_state(self.scenario, blank, self._progress)[0]
         return np.asarray(filled.numpy(), dtype=np.float32)
 
@@ -174,7 +174,7 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
         return Rounds(self.config, self._gradients, episodes=1, seeds=[seed])
 
     def _observe(self) -> Dicts:
-        blank = self._backdrop.observation[self._shown_slot].clone()
+        blank = self._static.observation[self._shown_slot].clone()
         filled = fill_observation(self.scenario, blank, self._progress)[:, 0].numpy()
         return {agent: filled[n] for n, agent in enumerate(self.possible_agents)}
 

@@ -1,0 +1,79 @@
+"""The picture of a training: reward, uploads and loss against episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedfade.agents.trainer import Report
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+MIXER_NAMES = {
+    "qmix": "QMIX",
+    "qplex": "QPLEX",
+    "vdn": "VDN",
+    "independent": "independent agents",
+}
+"""What a training is called, by its `qmix.mixer`."""
+
+
+def curve_figure(curves: Sequence[Sequence[Report]], clients: int, title: str = "") -> Figure:
+    """Reward of an episode, uploads a round and TD loss.
+
+    One seed raw and smoothed; several smoothed, with their median, as far as all have come.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 7), layout="constrained")
+    length = min(len(curve) for curve in curves)
+    table = np.array([curve[:length] for curve in curves], dtype=float)  # [seed, batch, figure]
+    table = table.reshape(len(curves), -1, len(Report._fields))
+    episodes = table[0, :, 0]
+    panels = (
+        ("reward of an episode", 1, "#2471a3"),
+        (f"uploads a round, of {clients}", 2, "#1e8449"),
+        ("squared TD error", 3, "#c0392b"),
+    )
+    axes = figure.subplots(len(panels), 1, sharex=True)
+    for axis, (label, field, colour) in zip(axes, panels, strict=True):
+        raw = table[:, :, field]
+        smooth = np.array([smoothed(values) for values in raw])
+        thin, thick = (raw, smooth[0]) if len(curves) == 1 else (smooth, np.median(smooth, 0))
+        axis.plot(episodes, thin.T, color=colour, alpha=0.35, linewidth=0.8)
+        axis.plot(episodes, thick, color=colour, linewidth=1.8)
+        axis.set_ylabel(label)
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    if np.nanmin(table[:, :, 3], initial=np.inf) > 0:
+        axes[2].set_yscale("log")
+    axes[1].set_ylim(0, None)
+    exploring = axes[0].twinx()
+    exploring.plot(episodes, table[0, :, 5], color="0.5", linestyle="--", linewidth=1)
+    exploring.set_ylabel("exploration ε (dashed)", color="0.4")
+    exploring.set_ylim(0, 1.02)
+    exploring.spines[["top"]].set_visible(False)
+    if len(curves) > 1:
+        title = f"{title or 'training'}: median of {len(curves)} seeds, thin: each"
+    axes[0].set_title(title or "training")
+    axes[-1].set_xlabel("training episodes")
+    return figure
+
+
+def smoothed(values: np.ndarray) -> np.ndarray:
+    """Mean over a window of a fiftieth of the curve, gaps left out.
+
+    >>> smoothed(np.array([1.0, 2.0, np.nan]))
+    array([1., 2., 2.])
+    """
+    half = max(len(values) // 100, 0)
+    out = np.full(len(values), np.nan)
+    for place in range(len(values)):
+        window = values[max(0, place - half) : place + half + 1]
+        known = window[np.isfinite(window)]
+        out[place] = known.mean() if len(known) else (out[place - 1] if place else np.nan)
+    return out

@@ -1,0 +1,327 @@
+"""The networks of QMIX: one small MLP an agent, and what combines their values.
+
+All agents of all runs are computed at once: their weights are stacked, [run x agent, in, out], and
+a layer is one batched matrix product over [run x agent, batch, features]. A run is one training
+seed; runs share no number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedfade.config import QmixConfig
+from fedfade.graphs import SideStream, fuse
+
+
+class AgentNetworks(nn.Module):
+    """Q_n(z_n, .) of every agent of every run.
+
+    Observations [run x agent, batch, width] become values [run x agent, batch, action]. There are
+    as many runs as generators of initial weights. With `share`, one network serves all agents of
+    a run and is told by a one-hot id which one it is. With `dueling` the last layer has one output
+    more, added to all the others. `preference` (matrix [width, action], vector [action]) is a
+    linear map of the observation that counts when an action is chosen and is not learned.
+
+    >>> networks = AgentNetworks(10, 18, [250, 120, 120], 16, [torch.Generator().manual_seed(0)])
+    >>> networks(torch.zeros(10, 512, 18)).shape
+    torch.Size([10, 512, 16])
+    """
+
+    prefer: Tensor | None
+    prefer_bias: Tensor | None
+
+    def __init__(
+        self,
+        agents: int,
+        width: int,
+        hidden: Sequence[int],
+        actions: int,
+        generators: Sequence[torch.Generator],
+        share: bool = False,
+        dueling: bool = False,
+        preference: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        self.dueling = dueling
+        matrix, vector = preference or (None, None)
+        self.register_buffer("prefer", matrix, persistent=False)
+        self.register_buffer("prefer_bias", vector, persistent=False)
+        self.agents = agents
+        self.runs = len(generators)
+        self.share = share
+        self.width = width
+        self.sizes = [width + agents if share else width, *hidden, actions + dueling]
+        """Features between the layers; the weights have room for more, see `padded`."""
+        copies = 1 if share else agents
+        self.weights = nn.ParameterList()
+        self.biases = nn.ParameterList()
+        for layer, (fan_in, fan_out) in enumerate(pairwise(self.sizes)):
+            bound = 1.0 / math.sqrt(fan_in)  # as torch.nn.Linear
+            weight = _uniform((copies, fan_in, fan_out), bound, generators)
+            bias = _uniform((copies, 1, fan_out), bound, generators)
+            more = padded(fan_out) - fan_out if layer < len(hidden) else 0
+            rows = padded(fan_in) - fan_in
+            self.weights.append(nn.Parameter(F.pad(weight.detach(), (0, more, 0, rows))))
+            self.biases.append(nn.Parameter(F.pad(bias.detach(), (0, more))))
+
+        if dueling:
+            with torch.no_grad():
+                self.weights[-1].zero_()
+                self.biases[-1].zero_()
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Values of every action for every agent."""
+        return self.layers(observation)[-1]
+
+    def choose(self, observation: Tensor, values: Tensor) -> Tensor:
+        """The action each agent takes: [run x agent, batch]."""
+        if self.prefer is not None and self.prefer_bias is not None:
+            values = values + (observation[..., : self.width] @ self.prefer + self.prefer_bias)
+        return values.argmax(-1)
+
+    def layers(self, observation: Tensor, room: list[Tensor] | None = None) -> list[Tensor]:
+        """What each layer reads, and at the end the values: what `backward` needs.
+
+        `room` (from `make_room`) is written to instead of new memory; not under autograd.
+        """
+        x = self._with_id(observation) if self.share else observation
+        missing = self.weights[0].shape[1] - x.shape[-1]
+        tape = [F.pad(x, (0, missing)) if missing else x]
+        last = len(self.weights) - 1
+        finish = _finish_layer(x.device)
+        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            out = None if room is None else room[layer]
+            tape.append(finish(torch.bmm(tape[-1], weight, out=out), bias, layer < last))
+        if self.share:
+            tape[-1] = tape[-1].view(self.runs * self.agents, -1, tape[-1].shape[-1])
+        if self.dueling:
+            tape[-1] = tape[-1][..., :-1] + tape[-1][..., -1:]
+        return tape
+
+    def make_room(self, batch: int) -> list[Tensor]:
+        """Memory for the outputs of all layers. Getting 40 MB from the system and giving it back
+        in every update costs as much as a matrix product."""
+        rows = batch * self.agents if self.share else batch
+        return [weight.new_empty(len(weight), rows, weight.shape[2]) for weight in self.weights]
+
+    @torch.no_grad()
+    def backward(
+        self,
+        tape: list[Tensor],
+        choice: Tensor,
+        slope: Tensor,
+        room: list[Tensor],
+        side: SideStream,
+    ) -> None:
+        """Write the gradient of every parameter from d loss / d Q(chosen): [run x agent, batch].
+
+        By hand, because autograd would spend a tenth of an update on copies between the matrix
+        products; the tests compare it with autograd. A layer's parameters wait for nobody, so
+        their gradients are worked out beside the way down.
+        """
+        spread, add_up = _spread(slope.device), _add_up(slope.device)
+        g = spread(slope, choice, self.sizes[-1] - self.dueling)
+        g = torch.cat([g, slope[..., None]], dim=-1) if self.dueling else g
+        g = g.view(self.runs, -1, g.shape[-1]) if self.share else g
+        for layer in reversed(range(len(self.weights))):
+            weight, bias, x = self.weights[layer], self.biases[layer], tape[layer]
+            assert bias.grad is not None
+            with side.work():
+                torch.bmm(x.mT, g, out=weight.grad)
+                add_up(g, bias.grad)
+            if layer:
+                g = torch.bmm(g, weight.mT, out=room[layer - 1])
+                torch.ops.aten.threshold_backward.grad_input(g, x, 0, grad_input=g)
+        side.join()
+
+    def _with_id(self, observation: Tensor) -> Tensor:
+        """[run x agent, batch, width] -> [run, agent x batch, width + agent]."""
+        observation = observation[..., : self.width]
+        who = torch.eye(self.agents, device=observation.device)[:, None, :]
+        who = who.repeat(self.runs, 1, 1).expand(-1, observation.shape[1], -1)
+        whole = torch.cat([observation, who], dim=-1)
+        return whole.view(self.runs, -1, whole.shape[-1])
+
+
+# The operations between the matrix products, each one kernel on CUDA.
+
+
+def _bias_and_relu(x: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    x = x.add_(bias)
+    return x.relu_() if relu else x
+
+
+def _to_choices(slope: Tensor, choice: Tensor, actions: int) -> Tensor:
+    action = torch.arange(actions, device=slope.device)
+    return torch.where(choice[..., None] == action, slope[..., None], 0.0)
+
+
+def _sum_over_batch(g: Tensor, out: Tensor) -> None:
+    out.copy_(g.sum(1, keepdim=True))
+
+
+_finish_layer = cache(lambda device: fuse(_bias_and_relu, device))
+_spread = cache(lambda device: fuse(_to_choices, device))
+_add_up = cache(lambda device: fuse(_sum_over_batch, device))
+
+
+def padded(count: int) -> int:
+    """Whole quadruples: only rows that start on 16 bytes get the fast kernels of a GPU. What is
+    added is zero and stays zero, forwards and backwards."""
+    return -(-count // 4) * 4
+
+
+class StackedLinear(nn.Module):
+    """One linear layer a run: [run, batch, in] -> [run, batch, out]."""
+
+    def __init__(self, fan_in: int, fan_out: int, generators: Sequence[torch.Generator]) -> None:
+        super().__init__()
+        bound = 1.0 / math.sqrt(fan_in)  # as torch.nn.Linear
+        weight = _uniform((1, fan_out, fan_in), bound, generators)
+        self.weight = nn.Parameter(weight.detach().mT.contiguous())
+        self.bias = _uniform((1, 1, fan_out), bound, generators)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x W + b."""
+        return torch.bmm(x, self.weight) + self.bias
+
+
+class MonotonicMixer(nn.Module):
+    """Q_tot from Q_1 ... Q_N with weights made from the state, none of them negative.
+
+    QMIX (Rashid et al. 2018): two layers, ELU between, the last bias a small network of the
+    state. The hypernetworks' first layers read the same state and are one matrix.
+    """
+
+    def __init__(
+        self,
+        agents: int,
+        state: int,
+        width: int,
+        hypernet: int,
+        generators: Sequence[torch.Generator],
+    ) -> None:
+        super().__init__()
+        self.agents = agents
+        self.width = width
+        self.enter = StackedLinear(state, 2 * hypernet + 2 * width, generators)
+        self.first = StackedLinear(hypernet, agents * width, generators)  # weights of layer 1
+        self.second = StackedLinear(hypernet, width, generators)  # weights of layer 2
+        self.value = StackedLinear(width, 1, generators)  # bias of layer 2
+        self.parts = (hypernet, hypernet, width, width)
+
+    def forward(self, q: Tensor, state: Tensor, values: Tensor, choice: Tensor) -> Tensor:
+        """q [run x agent, batch], state [run, batch, width] -> Q_tot [run, 1, batch]."""
+        for_first, for_second, for_value, bias = self.enter(state).split(self.parts, dim=-1)
+        first = self.first(for_first.relu()).abs().unflatten(-1, (self.agents, self.width))
+        second = self.second(for_second.relu()).abs()  # [run, batch, width]
+        # A weighted sum over ten agents: cheaper as multiply and add than as 512 tiny products.
+        by_sample = _by_run(q, state).mT[..., None]  # [run, batch, agent, 1]
+        hidden = nn.functional.elu((by_sample * first).sum(2) + bias)
+        total: Tensor = (hidden * second).sum(-1) + self.value(for_value.relu())[..., 0]
+        return total[:, None]
+
+
+def _by_run(q: Tensor, state: Tensor) -> Tensor:
+    """[run x agent, batch] -> [run, agent, batch]; the state has the runs in front."""
+    return q.view(len(state), -1, q.shape[-1])
+
+
+class DuplexMixer(nn.Module):
+    """QPLEX (Wang et al. 2021): any Q_tot whose best joint action is everybody's own best one.
+
+    Q_tot = b(s) + sum of w_n(s) max Q_n + sum of lambda_n(s, a) w_n(s) (Q_n - max Q_n), where no w
+    and no lambda is negative. Who takes its best action adds nothing to the second sum, all others
+    take away, by as much as the joint action says. As in its authors' code, agents learn as if
+    every lambda were 1, which is VDN and where training starts; what a sum cannot say is left to
+    lambda. It is one network of state and joint action in place of their attention heads.
+    """
+
+    def __init__(
+        self,
+        agents: int,
+        state: int,
+        actions: int,
+        hypernet: int,
+        generators: Sequence[torch.Generator],
+    ) -> None:
+        super().__init__()
+        self.actions = actions
+        self.enter = StackedLinear(state, 2 * hypernet, generators)
+        self.weight = StackedLinear(hypernet, agents, generators)
+        self.value = StackedLinear(hypernet, 1, generators)
+        self.meet = StackedLinear(state + agents * actions, hypernet, generators)
+        self.importance = StackedLinear(hypernet, agents, generators)
+
+    def forward(self, q: Tensor, state: Tensor, values: Tensor, choice: Tensor) -> Tensor:
+        """q [run x agent, batch] of `choice`, among `values` [run x agent, batch, action], state
+        [run, batch, width] -> Q_tot [run, 1, batch]."""
+        for_weight, for_value = self.enter(state).relu().chunk(2, dim=-1)
+        weight = _positive(self.weight(for_weight))  # [run, batch, agent]
+        own = _by_run(q, state).mT
+        behind = own.detach() - _by_run(values.detach().amax(-1), state).mT  # never positive
+        weighted = weight.detach() * behind * (self.importances(state, choice) - 1.0)
+        total: Tensor = (weight * own + weighted).sum(-1) + self.value(for_value)[..., 0]
+        return total[:, None]
+
+    def importances(self, state: Tensor, choice: Tensor) -> Tensor:
+        """lambda of every agent under a joint action: [run, batch, agent]."""
+        action = torch.arange(self.actions, device=choice.device)
+        taken = (_by_run(choice, state).mT[..., None] == action).flatten(2).to(state.dtype)
+        met = self.meet(torch.cat([state, taken], dim=-1)).relu()
+        return _positive(self.importance(met))
+
+
+def _positive(x: Tensor) -> Tensor:
+    """e to the x between 1/150 and 150, 1 at 0: near a tie of two actions only a large lambda tells
+    them apart, and a boundless one would throw the values out when the tie breaks."""
+    return (5.0 * torch.tanh(x / 5.0)).exp()
+
+
+class SumMixer(nn.Module):
+    """VDN: Q_tot is the sum."""
+
+    def forward(self, q: Tensor, state: Tensor, values: Tensor, choice: Tensor) -> Tensor:
+        """q [run x agent, batch] -> [run, 1, batch]."""
+        return _by_run(q, state).sum(1, keepdim=True)
+
+
+class NoMixer(nn.Module):
+    """Independent DQN: every agent learns from the common reward by itself."""
+
+    def forward(self, q: Tensor, state: Tensor, values: Tensor, choice: Tensor) -> Tensor:
+        """q [run x agent, batch] -> [run, agent, batch]."""
+        return _by_run(q, state)
+
+
+def make_mixer(
+    config: QmixConfig,
+    agents: int,
+    state: int,
+    actions: int,
+    generators: Sequence[torch.Generator],
+) -> nn.Module:
+    """The mixer `qmix.mixer` names: (values of the actions taken, state, values of all actions,
+    actions taken) to Q_tot."""
+    if config.mixer == "vdn":
+        return SumMixer()
+    if config.mixer == "independent":
+        return NoMixer()
+    if config.mixer == "qplex":
+        return DuplexMixer(agents, state, actions, config.hypernet_width, generators)
+    return MonotonicMixer(agents, state, config.mixing_width, config.hypernet_width, generators)
+
+
+def _uniform(
+    shape: Sequence[int], bound: float, generators: Sequence[torch.Generator]
+) -> nn.Parameter:
+    """One block of `shape` a run, each from the run's own generator: [run x shape[0], ...]."""
+    blocks = [torch.empty(*shape).uniform_(-bound, bound, generator=g) for g in generators]
+    return nn.Parameter(torch.cat(blocks))

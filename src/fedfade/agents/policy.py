@@ -1,0 +1,199 @@
+"""Trained agents as an allocation policy: each acts on its own observation alone."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from importlib import resources
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedfade.agents.checkpoint import (
+    Checkpoint,
+    check_same_meaning,
+    check_shapes,
+    has_checkpoint,
+    load_checkpoint,
+)
+from fedfade.agents.networks import AgentNetworks
+from fedfade.allocation import Action, Observed, Policy, Scope, View
+from fedfade.config import Config
+from fedfade.errors import UserError, not_allowed
+from fedfade.uplink import (
+    decode_action,
+    observation_width,
+    plan_preference,
+    scenario_from_config,
+)
+
+
+class QmixPolicy:
+    """Greedy agents; row n of the observation goes into network n and nowhere else."""
+
+    name = "qmix"
+    observes = True
+    recordable = True
+
+    def __init__(self, agents: AgentNetworks, config: Config) -> None:
+        self.agents = agents
+        allocation = config.allocation
+        self.scope = scope_of(config)
+        self.observed = Observed(
+            tuple(allocation.observe), tuple(allocation.hide), allocation.csi_delay_slots
+        )
+        self.gradient_aware = (
+            "deviation" in allocation.observe and "gradient" not in allocation.hide
+        )
+
+    def begin(self, view: View) -> None:
+        """The networks go where the round is."""
+        self.agents.to(view.snr.device)
+
+    @torch.no_grad()
+    def act(self, view: View, memory: None) -> Action:
+        """The action each agent values most."""
+        assert view.observation is not None
+        seen = view.observation.transpose(0, 1)
+        choice = self.agents.choose(seen, self.agents(seen))
+        return decode_action(view.scenario, choice.T)
+
+
+def scope_of(config: Config) -> Scope:
+    """What the base station has to announce so that agents can observe what they do.
+
+    >>> from fedfade.config import load_config
+    >>> scope_of(load_config("paper"))
+    'local'
+    """
+    observed = config.allocation.observe
+    if "others_fading" in observed and "fading" not in config.allocation.hide:
+        return "csi"
+    return "feedback" if "finished" in observed else "local"
+
+
+class ClientNetwork(nn.Module):
+    """What one client carries: observation [batch, width] to action values [batch, action].
+
+    For a shared network the client's id is constant, so it is folded into the first bias. A value
+    of the slot common to all actions is folded into the last layer, the head start of the planned
+    action is `skip`, a matrix from the observation to the values, or nothing.
+    """
+
+    def __init__(self, agents: AgentNetworks, client: int) -> None:
+        super().__init__()
+        row = 0 if agents.share else client
+        self.weights, self.biases = [], []
+        layers = zip(pairwise(agents.sizes), agents.weights, agents.biases, strict=True)
+        for (fan_in, fan_out), weight, bias in layers:
+            self.weights.append(weight[row, :fan_in, :fan_out].detach().clone())
+            self.biases.append(bias[row, 0, :fan_out].detach().clone())
+        if agents.share:
+            self.biases[0] += self.weights[0][agents.width + client]
+            self.weights[0] = self.weights[0][: agents.width]
+        if agents.dueling:
+            self.weights[-1] = self.weights[-1][:, :-1] + self.weights[-1][:, -1:]
+            self.biases[-1] = self.biases[-1][:-1] + self.biases[-1][-1:]
+        self.skip = agents.prefer
+        if agents.prefer_bias is not None:
+            self.biases[-1] += agents.prefer_bias
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Values of every action."""
+        x = observation
+        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            x = x @ weight + bias
+            if layer < len(self.weights) - 1:
+                x = x.relu()
+        return x if self.skip is None else x + observation @ self.skip
+
+
+def load_agents(checkpoint: Checkpoint) -> AgentNetworks:
+    """The agent networks of a checkpoint."""
+    config = checkpoint.config
+    scenario = scenario_from_config(config, payload_bits=1.0)
+    agents = AgentNetworks(
+        scenario.clients,
+        observation_width(scenario),
+        config.qmix.hidden,
+        scenario.actions,
+        [torch.Generator()],
+        config.qmix.share_parameters,
+        config.qmix.dueling,
+        plan_preference(scenario, config.qmix.trust),
+    )
+    found = checkpoint.tensors("agents")
+    check_shapes(checkpoint.folder, found, agents.state_dict())
+    agents.load_state_dict(found)
+    return agents.requires_grad_(False)
+
+
+def load_policy_checkpoint(
+    folder: Path | str, config: Config, own_observation: bool = False
+) -> Policy:
+    """The trained agents in a folder of `fedfade train`, for the scenario of `config`.
+
+    Refused when what agents see or do means something else there than in training; with
+    `own_observation` they see what they were trained on, whatever `config` says.
+    """
+    checkpoint = load_checkpoint(Path(folder))
+    check_same_meaning(checkpoint, config, own_observation)
+    return QmixPolicy(load_agents(checkpoint), checkpoint.config)
+
+
+def trained_agents(config: Config) -> dict[str, Path]:
+    """Names and folders of the agents `allocation.checkpoint` brings into a comparison.
+
+    >>> from fedfade.config import load_config
+    >>> trained_agents(load_config("ring", ["allocation.checkpoint=[a/seed-0, a/seed-1]"]))
+    {'qmix-seed-0': PosixPath('a/seed-0'), 'qmix-seed-1': PosixPath('a/seed-1')}
+    """
+    given = config.allocation.checkpoint
+    if given is None:
+        return {}
+    if isinstance(given, str):
+        return {QmixPolicy.name: Path(given)}
+    folders = [Path(folder) for folder in given]
+    for parts in (1, 2):  # two trainings of several seeds have folders of the same names
+        names = ["-".join([QmixPolicy.name, *folder.parts[-parts:]]) for folder in folders]
+        if len({*names, *shipped_policies()}) == len(names) + len(shipped_policies()):
+            return dict(zip(names, folders, strict=True))
+    raise not_allowed("allocation.checkpoint", given, "folders of different names")
+
+
+# --- agents that come with the package ----------------------------------------------------------
+
+
+def _shelf() -> Path:
+    return Path(str(resources.files("fedfade"))) / "checkpoints"
+
+
+def shipped_policies() -> list[str]:
+    """Names of the trained agents that come with the package."""
+    return sorted(place.parent.name for place in _shelf().glob("*/checkpoint.json"))
+
+
+def shipped_policies_for(config: Config) -> list[str]:
+    """Those whose training had the sizes of this scenario."""
+    fitting = []
+    for name in shipped_policies():
+        with suppress(UserError):
+            check_same_meaning(load_checkpoint(_shelf() / name), config, own_observation=True)
+            fitting.append(name)
+    return fitting
+
+
+def agents_folder(folder: Path) -> Path:
+    """A folder of a training as it is; where there is none, shipped agents may be named.
+
+    >>> agents_folder(Path("qmix-plus")).parts[-2:], agents_folder(Path("runs/mine"))
+    (('checkpoints', 'qmix-plus'), PosixPath('runs/mine'))
+    """
+    named = not has_checkpoint(folder) and str(folder) in shipped_policies()
+    return _shelf() / folder if named else folder
+
+
+def load_shipped_policy(name: str, config: Config) -> Policy:
+    """Trained agents that come with the package, for the scenario of `config`."""
+    return load_policy_checkpoint(_shelf() / name, config, own_observation=True)

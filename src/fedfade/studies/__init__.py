@@ -1,0 +1,1 @@
+"""This project's own studies: the paper claim by claim, and what channel knowledge is worth."""

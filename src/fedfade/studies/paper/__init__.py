@@ -1,0 +1,27 @@
+"""Every figure of the paper, and a few more, from one command: `fedfade reproduce`.
+
+Each part computes what is missing (trainings and comparisons in run folders that continue where
+they stopped), boils it down to small CSV files, and draws figures, facts (JSON) and a page of
+tables (Markdown) from those alone.
+"""
+
+from fedfade.studies.paper.parts import PARTS, all_parts, centre_lines, reproduce
+from fedfade.studies.paper.setting import (
+    SCALES,
+    Grid,
+    Setting,
+    checked_setting,
+    make_setting,
+)
+
+__all__ = [
+    "PARTS",
+    "SCALES",
+    "Grid",
+    "Setting",
+    "all_parts",
+    "centre_lines",
+    "checked_setting",
+    "make_setting",
+    "reproduce",
+]

@@ -1,0 +1,248 @@
+"""What a reproduction runs: one training cell, a grid of test cells, seeds, a folder.
+
+The training cell is the base configuration (the paper: alpha 0.5, 21 clusters). Agents are trained
+with seeds `run.seed`, `run.seed` + 1, ...; evaluation seed i is FIRST_UNSEEN + `run.seed` + i and
+uses the agents of training seed i.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from fedfade.allocation import PERFECT
+from fedfade.config import Config, config_from_tree, load_config
+from fedfade.errors import UserError, not_allowed
+from fedfade.experiments.run_folder import digest
+from fedfade.uplink.rounds import cycle_seed
+
+FIRST_UNSEEN = 1000
+"""Evaluation seeds start here; no training cycle ever uses them (checked before anything runs)."""
+
+SCHEDULE = "block-fading-schedule"
+HEURISTICS = ("random", "max-individual-rate", "max-sum-rate")
+"""The paper's baselines."""
+BASELINES = (*HEURISTICS, SCHEDULE, PERFECT)
+QMIX, QMIX_PLUS = "qmix", "qmix-plus"
+
+Hide = Literal["gradient", "fading"]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The cells that are tested."""
+
+    alphas: tuple[float, ...] = (0.5, 5.0, 50.0)
+    clusters: tuple[int, ...] = (14, 21, 28)
+    snrs_db: tuple[float, ...] = (10.0, 15.0, 20.0, 25.0, 30.0)
+    spreads_db: tuple[float, ...] = (0.0, 3.0, 6.0, 9.0, 12.0)
+    regime_rounds: int = 20  # played in every cell of the map of uploads
+    coarse_snrs_db: tuple[float, ...] = (10.0, 20.0, 30.0)  # the map of accuracy
+    coarse_spreads_db: tuple[float, ...] = (0.0, 6.0, 12.0)
+    epoch_rounds: int = 20
+    bound_rounds: int = 20
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of it: overrides of the preset, and the grid."""
+
+    overrides: tuple[str, ...]
+    grid: Grid
+
+
+SCALES = {
+    "paper": Scale((), Grid()),
+    # The same code on digits, a fifth of the slots for a fifth of the bits, minutes on two cores.
+    "small": Scale(
+        (
+            "learning.data=digits",
+            "learning.batch_size=20",
+            "learning.payload_bits=1986592",
+            "radio.slots=50",
+            "radio.subcarriers=5",
+            "qmix.hidden=[64, 64]",
+            "qmix.agent_rate=0.0005",
+            "qmix.batch_size=128",
+            "qmix.update_every=100",
+            "qmix.target_every=1000",
+            "qmix.episodes=1000",
+            "qmix.epsilon_episodes=600",
+            "run.episodes_per_round=100",
+            "run.seeds=2",
+            "run.rounds=8",
+            "run.evaluate_every=2",
+        ),
+        Grid(regime_rounds=5, epoch_rounds=2, bound_rounds=5),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One of the nine test cells.
+
+    >>> Cell(0.5, 21).name
+    'alpha-0.5_clusters-21'
+    """
+
+    alpha: float
+    clusters: int
+
+    @property
+    def name(self) -> str:
+        """As a folder."""
+        return f"alpha-{self.alpha:g}_clusters-{self.clusters}"
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """As overrides."""
+        return {"learning.alpha": self.alpha, "radio.clusters": self.clusters}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One reproduction."""
+
+    out: Path
+    base: Config
+    grid: Grid
+    scale: str = "paper"
+    plus: str = ""  # mark of the agents qmix-plus that come with the package, if they fit
+    say: Callable[[str], None] = field(default=lambda text: None)
+
+    @property
+    def centre(self) -> Cell:
+        """The cell agents are trained in."""
+        return Cell(self.base.learning.alpha, self.base.radio.clusters)
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The test cells, row by row."""
+        product = itertools.product(self.grid.clusters, self.grid.alphas)
+        return [Cell(alpha, clusters) for clusters, alpha in product]
+
+    @property
+    def training_seeds(self) -> list[int]:
+        """Seeds of the trainings."""
+        run = self.base.run
+        return [run.seed + i for i in range(run.seeds)]
+
+    @property
+    def policies(self) -> list[str]:
+        """Everybody tested, in the order of tables."""
+        return [*HEURISTICS, SCHEDULE, QMIX, *([QMIX_PLUS] if self.plus else []), PERFECT]
+
+
+def unseen(training_seed: int) -> int:
+    """The evaluation seed that goes with a training seed."""
+    return FIRST_UNSEEN + training_seed
+
+
+def cycle_seeds(config: Config, seed: int) -> Iterator[int]:
+    """Every seed of channel and partition that a training with `seed` uses."""
+    rounds = -(-config.qmix.episodes // config.run.episodes_per_round)
+    for cycle in range(-(-rounds // config.run.rounds)):
+        yield cycle_seed(seed, cycle)
+
+
+def check_unseen(setting: Setting) -> tuple[int, int]:
+    """How many seeds are trained and evaluated on; refused if the two sets meet."""
+    used = {s for seed in setting.training_seeds for s in cycle_seeds(setting.base, seed)}
+    used |= set(setting.training_seeds)  # one fixed layout is drawn from the run's own seed
+    tested = {unseen(seed) for seed in setting.training_seeds}
+    if used & tested:
+        raise not_allowed(
+            "run.seed", setting.base.run.seed, "one whose evaluation seeds are not trained on"
+        )
+    return len(used), len(tested)
+
+
+def changed(config: Config, fields: Mapping[str, Any]) -> Config:
+    """The same configuration with other values in some fields.
+
+    >>> changed(load_config("paper"), {"radio.clusters": 28}).radio.clusters
+    28
+    """
+    tree: dict[str, Any] = config.model_dump()
+    for name, value in fields.items():
+        *parents, last = name.split(".")
+        node = tree
+        for parent in parents:
+            node = node[parent]
+        node[last] = value
+    return config_from_tree(tree)
+
+
+def make_setting(
+    out: Path,
+    scale: str,
+    preset: str,
+    overrides: list[str],
+    grid: Mapping[str, Any],
+    say: Callable[[str], None],
+) -> Setting:
+    """A reproduction as the command line asks for it."""
+    if scale not in SCALES:
+        raise not_allowed("--scale", scale, f"one of {', '.join(SCALES)}")
+    base = load_config(preset, [*SCALES[scale].overrides, *overrides])
+    return checked_setting(out, base, scale, grid, say)
+
+
+def checked_setting(
+    out: Path,
+    base: Config,
+    scale: str,
+    grid: Mapping[str, Any] | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Setting:
+    """A reproduction around a training cell; refused where tests would not be tests."""
+    wanted = {name: value for name, value in (grid or {}).items() if value is not None}
+    chosen = Grid(**{**vars(SCALES[scale].grid), **wanted})
+    setting = Setting(out, base, chosen, scale, shipped_mark(base), say)
+    if setting.centre not in setting.cells:
+        raise UserError(
+            f"the training cell {setting.centre.name} is none of the nine test cells: "
+            f"learning.alpha must be one of {chosen.alphas}, radio.clusters one of "
+            f"{chosen.clusters}."
+        )
+    check_unseen(setting)
+    return setting
+
+
+def shipped_mark(config: Config) -> str:
+    """Which agents of the preset qmix-plus come with the package; empty if none fit."""
+    from fedfade.agents import QmixPolicy, load_shipped_policy, shipped_policies_for
+
+    if QMIX_PLUS not in shipped_policies_for(config):
+        return ""
+    policy = load_shipped_policy(QMIX_PLUS, config)
+    assert isinstance(policy, QmixPolicy)
+    return digest(policy.agents.state_dict())[:8]
+
+
+class Clock:
+    """Lines of progress, at most one in a few seconds.
+
+    >>> lines = []
+    >>> clock = Clock(lines.append, every_s=60)
+    >>> for part in range(3):
+    ...     clock(f"part {part}")
+    >>> lines
+    ['part 0']
+    """
+
+    def __init__(self, say: Callable[[str], None], every_s: float = 10.0) -> None:
+        self._say, self._every_s = say, every_s
+        self._due = 0.0
+
+    def __call__(self, text: str) -> None:
+        """Say it, unless something was said just now."""
+        now = time.monotonic()
+        if now >= self._due:
+            self._say(text)
+            self._due = now + self._every_s

@@ -1,0 +1,25 @@
+"""The benchmark's own arithmetic; its figures are for idle machines."""
+
+import pytest
+
+from fedfade.agents import Trainer
+from fedfade.bench.train import _flop, measure
+from fedfade.config import load_config
+
+
+def test_the_floor_counts_every_product() -> None:
+    """2 x 512 x 10 x 51,600 weights x 5 passes, less the observation's gradient; and the mixer."""
+    trainer = Trainer(load_config("paper", ["qmix.gradients=synthetic", "run.device=cpu"]))
+    agents = 2 * 512 * 10 * (5 * (20 * 252 + 252 * 120 + 120 * 120 + 120 * 16) - 20 * 252)
+    mixer = 2 * 512 * (4 * (72 * 192 + 64 * 320 + 64 * 32 + 32 * 1) - 72 * 192)
+    assert _flop(trainer) == agents + mixer
+
+
+def test_figures_fit_together() -> None:
+    """Nothing about how long anything took: only that the figures follow from each other."""
+    figures = measure(repeats=2, threads=1, peers=False)
+    assert figures["floor_fraction"] == pytest.approx(figures["floor_ms"] / figures["update_ms"])
+    assert figures["updates_per_s"] == pytest.approx(1e3 / figures["update_ms"])
+    slots = 1500 * (250 * figures["slot_ms"] + figures["prepare_batch_ms"])
+    hours = (250_000 * figures["update_ms"] + slots) / 3.6e6
+    assert figures["projected_hours"] == pytest.approx(hours)

@@ -1,0 +1,132 @@
+"""Execution is decentralised: own parameters, own observation, nothing else."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedfade.agents import ClientNetwork, QmixPolicy, Trainer, load_policy_checkpoint, train
+from fedfade.agents.policy import scope_of
+from fedfade.allocation import Action, View, play_round
+from fedfade.config import Config, load_config
+
+# One client as a program of its own: NumPy, its own parameters, its own observations by line.
+CLIENT = """
+import json, sys
+import numpy as np
+layers = np.load(sys.argv[1])
+depth = len(layers.files) // 2
+for line in sys.stdin:
+    x = np.array(json.loads(line), dtype=np.float32)
+    for layer in range(depth):
+        x = x @ layers[f"w{layer}"] + layers[f"b{layer}"]
+        if layer < depth - 1:
+            x = np.maximum(x, 0)
+    print(json.dumps(x.argmax(-1).tolist()), flush=True)
+"""
+
+
+class Distributed:
+    """A policy whose every client is a process; only its own row goes down its pipe."""
+
+    name = "distributed"
+    scope = "local"
+    observes = True
+
+    def __init__(self, networks: list[ClientNetwork], folder: Path) -> None:
+        self.clients = []
+        for client, network in enumerate(networks):
+            arrays = {f"w{i}": w.numpy() for i, w in enumerate(network.weights)}
+            arrays |= {f"b{i}": b.numpy() for i, b in enumerate(network.biases)}
+            np.savez(folder / f"client-{client}.npz", **arrays)
+            command = [sys.executable, "-c", CLIENT, str(folder / f"client-{client}.npz")]
+            pipe = subprocess.PIPE
+            self.clients.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True))
+
+    def begin(self, view: View) -> None:
+        pass
+
+    def act(self, view: View, memory: None) -> Action:
+        answers = []
+        for client, process in enumerate(self.clients):
+            process.stdin.write(json.dumps(view.observation[:, client].tolist()) + "\n")
+            process.stdin.flush()
+            answers.append(json.loads(process.stdout.readline()))
+        choice = torch.tensor(answers).T
+        levels = view.scenario.levels
+        return Action(choice // levels, choice % levels)
+
+    def close(self) -> None:
+        for process in self.clients:
+            process.stdin.close()
+            process.stdout.close()
+            process.wait()
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_one_process_per_agent_takes_the_same_actions(
+    share: bool, overrides: list[str], tmp_path: Path
+) -> None:
+    config = load_config("small-cell", [*overrides, f"qmix.share_parameters={share}"])
+    trainer = Trainer(config)
+    for _ in range(3):
+        trainer.play_batch()
+    agents = trainer.learner.agents
+    round_, keys = trainer.rounds.round(3), torch.arange(20)
+    together = play_round(QmixPolicy(agents, config), trainer.scenario, round_, keys, record=True)
+    networks = [ClientNetwork(agents, client) for client in range(trainer.scenario.clients)]
+    distributed = Distributed(networks, tmp_path)
+    try:
+        apart = play_round(distributed, trainer.scenario, round_, keys, record=True)
+    finally:
+        distributed.close()
+    assert torch.equal(together.history.band, apart.history.band)
+    assert torch.equal(together.history.level, apart.history.level)
+    assert together.history.level.unique().numel() > 1
+
+
+def test_nobody_elses_observation_matters(tiny: Config) -> None:
+    agents = Trainer(tiny).learner.agents
+    observation = torch.randn(4, 50, agents.weights[0].shape[1])
+    changed = observation.clone()
+    changed[[0, 1, 3]] += 1.0
+    assert torch.equal(agents(observation)[2], agents(changed)[2])
+
+
+def test_agents_from_a_checkpoint_act_as_those_trained(tiny: Config, tmp_path: Path) -> None:
+    trainer = train(tiny, tmp_path)
+    policy = load_policy_checkpoint(tmp_path, tiny)
+    assert (policy.name, policy.scope) == ("qmix", "local")
+    round_, keys = trainer.rounds.round(trainer.batch), torch.arange(20)
+    mine = play_round(QmixPolicy(trainer.learner.agents, tiny), trainer.scenario, round_, keys)
+    loaded = play_round(policy, trainer.scenario, round_, keys)
+    assert torch.equal(mine.bits, loaded.bits)
+
+
+def test_seeing_who_finished_needs_feedback(overrides: list[str]) -> None:
+    observe = "allocation.observe=[fading,remaining,slots_left,finished]"
+    config = load_config("small-cell", [*overrides, observe])
+    policy = QmixPolicy(Trainer(config).learner.agents, config)
+    assert policy.scope == "feedback"
+    assert not policy.gradient_aware
+
+
+@pytest.mark.parametrize(
+    ("observed", "hidden", "scope"),
+    [
+        ("alphas, fading, remaining, schedule, time_to_finish", "", "local"),
+        ("fading, finished", "", "feedback"),
+        ("fading, others_fading", "", "csi"),
+        ("finished, others_fading", "", "csi"),
+        ("fading, others_fading", "fading", "local"),
+    ],
+)
+def test_agents_declare_what_they_are_told(observed: str, hidden: str, scope: str) -> None:
+    config = load_config(
+        "paper", [f"allocation.observe=[{observed}]", f"allocation.hide=[{hidden}]"]
+    )
+    assert scope_of(config) == scope

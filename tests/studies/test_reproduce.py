@@ -1,0 +1,692 @@
+"""`fedfade reproduce`: every part from one command, resumed anywhere, judged by stated rules."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedfade.agents.checkpoint import load_checkpoint
+from fedfade.config import load_config
+from fedfade.experiments import Comparison, RunFolder, read_rows, series
+from fedfade.experiments.bound import bound_under
+from fedfade.experiments.points import KINDS
+from fedfade.experiments.sweep import load_sweep
+from fedfade.studies.paper import (
+    PARTS,
+    SCALES,
+    accuracy,
+    claims,
+    parts,
+    pictures,
+    regimes,
+    runs,
+    setting,
+)
+from fedfade.studies.paper.bound import spearman
+from fedfade.studies.paper.setting import Grid, changed, checked_setting, cycle_seeds
+from fedfade.studies.paper.tables import Line, matching, read_table, write_table
+from tests.conftest import TINY
+
+MICRO = [
+    *(word for word in TINY if "clusters" not in word),
+    "learning.batch_size=60",
+    "qmix.hidden=[8]",
+    "qmix.batch_size=16",
+    "qmix.episodes=60",
+    "run.episodes_per_round=20",
+    "run.rounds=2",
+    "run.evaluate_every=1",
+]
+SETTINGS = [word for override in MICRO for word in ("--set", override)]
+GRID = Grid(
+    alphas=(0.5, 5.0),
+    clusters=(14, 21),
+    snrs_db=(15.0, 25.0),
+    spreads_db=(0.0, 6.0),
+    coarse_snrs_db=(15.0, 25.0),
+    coarse_spreads_db=(6.0,),
+    regime_rounds=2,
+    epoch_rounds=1,
+    bound_rounds=1,
+)
+
+
+@pytest.fixture(autouse=True)
+def micro(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scale small in seconds: the same parts on a grid of 2 x 2."""
+    for name, scale in SCALES.items():
+        monkeypatch.setitem(SCALES, name, replace(scale, grid=GRID))
+
+
+def results(out: Path) -> dict[str, bytes]:
+    """What a reproduction says: everything but pictures and run folders."""
+    found = {}
+    for pattern in ("*/*.csv", "*/*.json", "*/*.md", "*.md"):
+        found |= {str(p.relative_to(out)): p.read_bytes() for p in out.glob(pattern)}
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One reproduction nobody interrupts."""
+    out = tmp_path_factory.mktemp("reproduce") / "whole"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SCALES, "small", replace(SCALES["small"], grid=GRID))
+        base = load_config("paper", [*SCALES["small"].overrides, *MICRO])
+        from fedfade.studies.paper import reproduce
+
+        reproduce(checked_setting(out, base, "small"), list(PARTS))
+    return out
+
+
+def test_every_part_leaves_table_picture_and_facts(fedfade, whole: Path, tmp_path: Path) -> None:
+    for part in PARTS:
+        assert list((whole / part).glob("*.csv")), part
+        assert all(p.read_bytes()[:4] == b"\x89PNG" for p in (whole / part).glob("*.png"))
+        assert (whole / part / f"{part}.png").exists()
+        facts = json.loads((whole / part / f"{part}.json").read_text())
+        assert facts["setting"]["seeds_evaluated_on"] == 2
+        assert "|---|" in (whole / part / f"{part}.md").read_text()
+    page = (whole / "claims.md").read_text()
+    assert all(f"| {says} |" in page for says, *_ in claims.CLAIMS)
+    assert "checks the code, not the paper" in page
+    whole_page = (whole / "results.md").read_text()
+    for part in PARTS:
+        assert f"({part}/{part}.png)" in whole_page
+    # The same command again computes nothing and says the same.
+    out = tmp_path / "again"
+    shutil.copytree(whole, out)
+    times = {p: p.stat().st_mtime_ns for p in out.rglob("*.safetensors")}
+    times |= {p: p.stat().st_mtime_ns for p in out.rglob("metrics.csv")}
+    for part in ("accuracy", "ablation"):
+        answer = fedfade("reproduce", part, "--scale", "small", "--out", out, *SETTINGS)
+        assert answer.code == 0, answer.err
+    assert {p: p.stat().st_mtime_ns for p in times} == times
+    assert results(out) == results(whole)
+
+
+def test_interrupted_anywhere_it_ends_in_the_same_files(
+    fedfade, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C at every few lines of progress: in trainings and in comparisons."""
+    left = math.inf
+
+    class Impatient(setting.Clock):
+        def __call__(self, text: str) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+            super().__call__(text)
+
+    monkeypatch.setattr(runs, "Clock", Impatient)
+    monkeypatch.setattr(regimes, "Clock", Impatient)
+    out = tmp_path / "broken"
+    stops = 0
+    for part in ("accuracy", "regimes"):
+        while True:
+            left = 4 if stops else 2  # the training alone tells three times
+            answer = fedfade("reproduce", part, "--scale", "small", "--out", out, *SETTINGS)
+            if answer.code == 0:
+                break
+            assert answer.code == 130, answer.err
+            assert "the same command continues" in answer.err
+            stops += 1
+    assert stops >= 3
+    same = {name: text for name, text in results(out).items() if "/" in name}
+    assert len(same) > 10
+    assert same.items() <= results(whole).items()
+
+
+def test_redraw_needs_only_the_tables(fedfade, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "tables"
+    shutil.copytree(whole, out, ignore=shutil.ignore_patterns("runs", "training*", "*.png", "*.md"))
+    words = ["--scale", "small", "--out", out, "--redraw", *SETTINGS]
+    for part in ("reward", "bound", "regimes"):
+        answer = fedfade("reproduce", part, *words)
+        assert answer.code == 0, answer.err
+    same = {name: text for name, text in results(out).items() if name != "results.md"}
+    assert same.items() <= results(whole).items()
+    assert (out / "regimes" / "regimes.png").exists()
+    (out / "bound" / "bound.json").write_text('{"cells": 3}')
+    answer = fedfade("reproduce", "reward", *words)
+    assert answer.code == 2
+    assert "not of this version" in answer.err
+    (out / "accuracy" / "final.csv").unlink()
+    answer = fedfade("reproduce", "accuracy", *words)
+    assert answer.code == 2
+    assert "final.csv" in answer.err
+
+
+def test_without_matplotlib_tables_must_do(
+    fedfade, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "plain"
+    shutil.copytree(whole, out, ignore=shutil.ignore_patterns("runs", "training*", "*.png"))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setattr(parts, "find_spec", lambda name: None)
+    words = ["--scale", "small", "--out", out, "--redraw", *SETTINGS]
+    answer = fedfade("reproduce", "reward", *words)
+    assert answer.code == 0, answer.err
+    assert "no pictures" in answer.out
+    assert not list(out.rglob("*.png"))
+    assert (out / "claims.md").read_bytes() == (whole / "claims.md").read_bytes()
+
+
+BAD = [
+    (["dance"], "part = 'dance' is not allowed: it must be one of partition, reward"),
+    (["all", "--scale", "large"], "--scale = 'large' is not allowed: it must be one of paper"),
+    (["all", "--preset", "nowhere"], "preset = 'nowhere'"),
+    (["all", "--scale", "small", "--set", "radio.clusters=9"], "none of the nine test cells"),
+    (["all", "--scale", "small", "--seeds", "0"], "run.seeds = 0"),
+    (["reward", "--scale", "small", "--redraw"], "run this part of fedfade reproduce first"),
+]
+
+
+@pytest.mark.parametrize(("words", "sentence"), BAD)
+def test_bad_input_is_one_sentence(words, sentence: str, fedfade, tmp_path: Path) -> None:
+    answer = fedfade("reproduce", *words, "--out", tmp_path / "out")
+    assert answer.code == 2
+    assert sentence in answer.err.replace("\n", " ")
+
+
+def test_other_options_in_the_same_folder_are_refused(fedfade, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "other"
+    shutil.copytree(whole, out)
+    words = ["reproduce", "accuracy", "--scale", "small", "--out", out, *SETTINGS]
+    for field in ("learning.local_rate", "qmix.gamma"):  # of the runs, of the training before them
+        answer = fedfade(*words, "--set", f"{field}=0.5")
+        assert answer.code == 2
+        assert field in answer.err
+
+
+def test_the_bound_is_that_of_its_own_options(
+    fedfade, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Terms and runs that are there are used only where they were made with the same options."""
+    out = tmp_path / "bound"
+    shutil.copytree(whole, out)
+    words = ["reproduce", "bound", "--scale", "small", "--out", out, *SETTINGS]
+    times = {p: p.stat().st_mtime_ns for p in out.glob("bound/runs/*.csv")}
+    assert len(times) == 5  # policies
+    answer = fedfade(*words)
+    assert answer.code == 0, answer.err
+    assert {p: p.stat().st_mtime_ns for p in out.glob("bound/runs/*.csv")} == times
+    assert results(out) == results(whole)
+    answer = fedfade(*words, "--set", "learning.local_rate=0.5")
+    assert answer.code == 2
+    assert "learning.local_rate" in answer.err
+    small = SCALES["small"]
+    monkeypatch.setitem(SCALES, "small", replace(small, grid=replace(GRID, bound_rounds=2)))
+    assert fedfade(*words).code == 0
+    facts = json.loads((out / "bound" / "bound.json").read_text())
+    assert {terms["rounds"] for terms in facts["terms"]} == {2}
+    one, two = (read_table(folder / "bound" / "terms-random.csv") for folder in (whole, out))
+    assert two[:1] == one  # seed and policy as before, a round more
+
+
+def test_agents_that_were_trained_longer_are_refused(fedfade, whole: Path, tmp_path: Path) -> None:
+    """They are not those of a training of so many episodes, nor may seeds differ in length."""
+    out = tmp_path / "longer"
+    shutil.copytree(whole / "reward" / "training" / "seed-0", out / "reward/training/seed-0")
+    for part in ("reward", "accuracy"):
+        words = ["--scale", "small", "--out", out, *SETTINGS, "--episodes", 40]
+        answer = fedfade("reproduce", part, *words)
+        assert answer.code == 2
+        assert "were trained for 60 episodes" in answer.err.replace("\n", " ")
+    assert [p.name for p in (out / "reward" / "training").iterdir()] == ["seed-0"]
+    assert trained_for(out, 41) == trained_for(out, 60) == [60]  # whole batches of 20
+
+
+def trained_for(out: Path, episodes: int) -> list[int]:
+    """Episodes of the agents that a reproduction with one seed takes."""
+    overrides = [*SCALES["small"].overrides, *MICRO, "run.seeds=1", f"qmix.episodes={episodes}"]
+    folder = runs.trained(checked_setting(out, load_config("paper", overrides), "small"))
+    return [load_checkpoint(place).episodes for place in folder.iterdir()]
+
+
+def test_agents_are_tested_in_another_precision(fedfade, whole: Path, tmp_path: Path) -> None:
+    """Runs are refused, as their numbers would differ; the agents they test are not."""
+    out = tmp_path / "other"
+    shutil.copytree(whole, out)
+    words = ["--scale", "small", "--out", out, *SETTINGS, "--precision", "bf16"]
+    answer = fedfade("reproduce", "epochs", *words)
+    assert answer.code == 2
+    assert "run.precision" in answer.err
+    assert "holds a run of another configuration" in answer.err
+    shutil.rmtree(out / "epochs")
+    assert fedfade("reproduce", "epochs", *words).code == 0
+    trained = out / "reward" / "training" / "seed-0" / "config.yaml"
+    assert load_config(trained).run.precision == "fp32"
+
+
+# --- seeds --------------------------------------------------------------------------------------
+
+
+def test_evaluation_seeds_are_never_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = load_config("paper")
+    paper = checked_setting(Path("x"), base, "paper")
+    used = {s for seed in paper.training_seeds for s in cycle_seeds(base, seed)}
+    assert len(used) == 5 * 15  # 30,000 episodes are 1,500 rounds of 20, a restart every 100
+    tested = {setting.unseen(seed) for seed in paper.training_seeds}
+    assert tested == {1000, 1001, 1002, 1003, 1004}
+    assert not used & tested
+    assert setting.check_unseen(paper) == (80, 5)  # with the five seeds of the trainings themselves
+    monkeypatch.setattr(setting, "cycle_seed", lambda seed, cycle: 1003)
+    with pytest.raises(setting.UserError, match="not trained on"):
+        checked_setting(Path("x"), base, "paper")
+
+
+def test_agents_meet_the_evaluation_seed_of_their_own(whole: Path) -> None:
+    found = {}
+    for path in whole.glob("*/runs/*/qmix*/config.yaml"):
+        config = load_config(path)
+        assert config.allocation.checkpoint is not None
+        found.setdefault(config.run.seed, set()).add(Path(config.allocation.checkpoint).name)
+        hidden = config.allocation.hide
+        assert ("ablation" in config.allocation.checkpoint) == bool(hidden)
+    assert found == {1000: {"seed-0"}, 1001: {"seed-1"}}
+
+
+def test_training_on_gives_other_agents_and_new_runs(fedfade, whole: Path, tmp_path: Path) -> None:
+    """Baselines stay, runs of agents that were trained further are made anew."""
+    out = tmp_path / "further"
+    shutil.copytree(whole, out)
+    kept = {p: p.stat().st_mtime_ns for p in out.glob("accuracy/runs/*/baselines*/metrics.csv")}
+    before = len(list(out.glob("accuracy/runs/*/qmix*")))
+    words = ["--scale", "small", "--out", out, *SETTINGS, "--episodes", 80]
+    answer = fedfade("reproduce", "accuracy", *words)
+    assert answer.code == 0, answer.err
+    assert {p: p.stat().st_mtime_ns for p in kept} == kept
+    assert len(list(out.glob("accuracy/runs/*/qmix*"))) == 2 * before
+
+
+def test_agents_that_come_with_the_package_join(
+    fedfade, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of training seed 0, shipped as qmix-plus, do in seed 1000 what they do as qmix."""
+    shelf, out = tmp_path / "shelf", tmp_path / "plus"
+    shutil.copytree(whole / "reward" / "training" / "seed-0", shelf / "qmix-plus")
+    shutil.copytree(whole, out)
+    monkeypatch.setattr("fedfade.agents.policy._shelf", lambda: shelf)
+    for part, table in (("accuracy", "final.csv"), ("regimes", "uploads.csv")):
+        answer = fedfade("reproduce", part, "--scale", "small", "--out", out, *SETTINGS)
+        assert answer.code == 0, answer.err
+        lines = read_table(out / part / table)
+        ours, theirs = (
+            [line["uploads"] for line in matching(lines, seed=1000, policy=policy)]
+            for policy in ("qmix", "qmix-plus")
+        )
+        assert len(ours) == 4
+        assert ours == theirs
+    policies = [line["policy"] for line in read_table(out / "accuracy" / "final.csv")]
+    assert list(dict.fromkeys(policies))[-2:] == ["qmix-plus", "perfect"]
+
+
+# --- the same numbers from two ways --------------------------------------------------------------
+
+
+def test_the_map_plays_what_comparisons_play(whole: Path) -> None:
+    uploads = read_table(whole / "regimes" / "uploads.csv")
+    runs_ = read_table(whole / "regimes" / "accuracy.csv")
+    checked = 0
+    for line in runs_:
+        where = {name: line[name] for name in ("snr", "spread", "seed", "policy")}
+        if line["policy"] not in ("perfect", "qmix"):
+            assert matching(uploads, **where)[0]["uploads"] == line["uploads"]
+            checked += 1
+    sending = len(regimes.LEARNING) - 1  # all but perfect
+    assert checked == 2 * 2 * sending  # cells, seeds, policies
+
+
+def test_both_maps_are_of_the_same_payload(tmp_path: Path) -> None:
+    """Under `auto` it is the model's, whether it is trained there or not."""
+    overrides = ["learning.payload_bits=auto", "radio.slots=100", "run.seeds=1"]
+    base = load_config("paper", [*SCALES["small"].overrides, *MICRO, *overrides])
+    grid = {"snrs_db": (25.0,), "spreads_db": (6.0,), "coarse_snrs_db": (25.0,)}
+    regimes.compute(checked_setting(tmp_path, base, "small", grid))
+    played = read_table(tmp_path / "regimes" / "uploads.csv")
+    runs_ = read_table(tmp_path / "regimes" / "accuracy.csv")
+    for name in regimes.ONCE_A_ROUND:
+        (one,), (other,) = (matching(lines, policy=name) for lines in (played, runs_))
+        assert one["uploads"] == other["uploads"] > 0
+
+
+def test_tables_give_back_what_was_written(tmp_path: Path) -> None:
+    lines = [
+        {"policy": name, "seed": float(seed), "uploads": 1 / 3, "training": "", "error": math.nan}
+        for name in ("5", "1e3", "nan")
+        for seed in (2_001_000, 2_001_001)
+    ]
+    write_table(tmp_path / "table.csv", lines)
+    found = read_table(tmp_path / "table.csv")
+    for name in ("policy", "seed", "training"):
+        assert [line[name] for line in found] == [line[name] for line in lines]
+    assert {line["uploads"] for line in found} == {0.333333}
+    assert all(math.isnan(line["error"]) for line in found)
+    (tmp_path / "table.csv").write_text("seed,policy\n1\n")
+    with pytest.raises(setting.UserError, match="is not a table"):
+        read_table(tmp_path / "table.csv")
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_figures_of_one_seed_say_so(seeds: int) -> None:
+    training = [
+        {"seed": float(seed), "episodes": 20.0 * n, "reward": 0.1, "uploads": 1.0}
+        | {"hidden": "nothing"}
+        for seed in range(seeds)
+        for n in (1, 2)
+    ]
+    curves = [{"hidden": "nothing", "round": 1.0, "low": 0.1, "median": 0.2, "high": 0.3}]
+    figures = pictures.reward(training, 4, "QMIX"), pictures.ablation(training, curves)
+    for figure in figures:
+        for panel in figure.axes:
+            words = [panel.get_title("left")]
+            words += [text.get_text() for text in (panel.legend_ or panel).texts]
+            for word in filter(None, words):
+                assert ("one" in word) == (seeds == 1)
+                assert ("median" in word) == (seeds > 1)
+    if seeds > 1:
+        with pytest.raises(setting.UserError, match="of unequal length"):
+            pictures.reward(training[:-1], 4, "QMIX")
+
+
+def test_the_bound_under_a_policy_is_the_bias_a_comparison_records(tmp_path: Path) -> None:
+    device = torch.device("cpu")
+    config = load_config("paper", [*TINY, "run.seeds=1", "allocation.policies=[max-sum-rate]"])
+    folder = RunFolder(tmp_path / "run", config, device)
+    with folder.open():
+        rows = Comparison(config, device).run(folder, lambda done, doing: None)
+    measured = [row.deviation for row in bound_under(config, "max-sum-rate", device, draws=2)]
+    recorded = series(rows, "max-sum-rate", "gradient_bias")[0]
+    # Two ways of summing 94,410 float32 values.
+    assert np.allclose(measured, recorded, rtol=1e-3)
+    assert all(row.deviation < 1e-9 for row in bound_under(config, "perfect", device, draws=2))
+
+
+def test_bound_command_under_a_policy(fedfade, tmp_path: Path) -> None:
+    words = [word for override in TINY for word in ("--set", override)]
+    table = tmp_path / "bound.csv"
+    answer = fedfade("bound", "paper", "--policy", "random", "--table", table, *words)
+    assert answer.code == 0, answer.err
+    assert len(table.read_text().splitlines()) == 4
+    for bad, sentence in (
+        (["--policy", "random", "--delivered", 2], "exclude each other"),
+        (["--policy", "genie"], "--policy = 'genie'"),
+        (["--policy", "magic"], "policy = 'magic'"),
+    ):
+        answer = fedfade("bound", "paper", *words, *bad)
+        assert answer.code == 2
+        assert sentence in answer.err
+
+
+def test_spearman_is_scipys() -> None:
+    from scipy.stats import spearmanr
+
+    generator = np.random.default_rng(0)
+    for _ in range(20):
+        x, y = generator.integers(0, 6, (2, 12)).astype(float)
+        assert math.isclose(spearman(x, y), spearmanr(x, y).statistic, abs_tol=1e-12)
+    assert math.isnan(spearman(np.ones(3), np.arange(3.0)))
+
+
+# --- a sweep ------------------------------------------------------------------------------------
+
+
+def test_a_point_of_a_sweep(whole: Path, tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text("command: reproduce\npreset: paper\ngrid: {cell.placement: [ring, waypoint]}\n")
+    assert len(load_sweep(path).points) == 2
+    kind = KINDS["reproduce"]
+    base = load_config("paper", [*SCALES["small"].overrides, *MICRO, "run.seeds=1"])
+    out, told = tmp_path / "point", []
+    assert not kind.finished(base, out)
+    kind.run(base, out, lambda done, total: told.append((done, total)))
+    assert told == [(done, len(PARTS)) for done in range(len(PARTS))]
+    assert kind.finished(base, out)
+    lines = kind.lines(base, out)
+    assert [line["policy"] for line in lines][-2:] == ["qmix", "perfect"]
+    one = matching(read_table(whole / "accuracy" / "final.csv"), seed=1000, policy="perfect")
+    assert lines[-1]["accuracy"] == one[2]["accuracy"]  # alpha 0.5, 21 clusters
+
+
+# --- rules --------------------------------------------------------------------------------------
+
+
+def made_up_cells(gap: dict[str, float], error: float = 0.01) -> list[dict[str, Any]]:
+    """Nine cells in which QMIX is this much above others."""
+    qmix = 0.5
+    policies = {"qmix": qmix, **{name: qmix - value for name, value in gap.items()}}
+    return [
+        {
+            "alpha": alpha,
+            "clusters": clusters,
+            "policies": {name: {"accuracy": value} for name, value in policies.items()},
+            "qmix_minus": {name: [value, error] for name, value in gap.items()},
+        }
+        for clusters in (14, 21, 28)
+        for alpha in (0.5, 5, 50)
+    ]
+
+
+BELOW = {"random": 0.2, "max-individual-rate": 0.2, "max-sum-rate": 0.1, "perfect": -0.01}
+
+
+def test_rule_above_every_heuristic() -> None:
+    cells = made_up_cells(BELOW)
+    facts = {"accuracy": {"cells": cells}}
+    assert claims.above_every_heuristic(facts)[1:] == ("holds", "")
+    cells[4]["qmix_minus"]["max-sum-rate"] = [0.1, 0.06]  # within noise
+    measured, verdict, when = claims.above_every_heuristic(facts)
+    assert verdict == "holds only when"
+    assert when == "not at alpha 5, n_c 21"
+    assert "max-sum-rate in 8" in measured
+    for cell in cells:
+        cell["qmix_minus"]["max-sum-rate"] = [-0.1, 0.01]
+    _, verdict, when = claims.above_every_heuristic(facts)
+    assert verdict == "holds only when"
+    assert when == "compared with random alone; compared with max-individual-rate alone"
+    for cell in cells:
+        cell["qmix_minus"] |= {name: [-0.1, 0.01] for name in BELOW}
+    assert claims.above_every_heuristic(facts)[1:] == ("does not hold", "")
+
+
+def test_rule_above_the_schedule_and_close_to_perfect() -> None:
+    facts = {"accuracy": {"cells": made_up_cells(BELOW | {"block-fading-schedule": 0.0})}}
+    assert claims.above_the_schedule(facts)[1] == "does not hold"
+    assert claims.close_to_perfect(facts)[1] == "holds"  # 1 point below perfect
+    facts["accuracy"]["cells"][0]["policies"]["perfect"]["accuracy"] = 0.53
+    assert claims.close_to_perfect(facts)[1:] == (
+        "holds only when",
+        "at alpha 0.5, n_c 21; at alpha 0.5, n_c 28",
+    )
+    facts["accuracy"]["cells"][1]["policies"]["perfect"]["accuracy"] = 0.9  # alpha 5: not asked
+    assert claims.close_to_perfect(facts)[1] == "holds only when"
+
+
+def test_rule_sum_rate_declines() -> None:
+    def lines(fall: float, other: float) -> list[dict[str, Any]]:
+        return [
+            {"alpha": alpha, "policy": policy, "overall": [value, 0.005], "steps": [[value, 0.005]]}
+            for alpha in (0.5, 5)
+            for policy, value in (("max-sum-rate", fall), ("random", other), ("perfect", 0.2))
+        ]
+
+    facts = {
+        "accuracy": {"with_clusters": lines(-0.05, 0.0), "uploads_with_clusters": lines(-1, 0)}
+    }
+    assert claims.sum_rate_declines(facts)[1] == "holds"
+    assert "its uploads -1.00 a round" in claims.sum_rate_declines(facts)[0]
+    facts["accuracy"]["with_clusters"] = lines(-0.005, 0.0)  # within noise
+    assert claims.sum_rate_declines(facts)[1] == "does not hold"
+    facts["accuracy"]["with_clusters"] = lines(-0.05, -0.05)
+    measured, verdict, _ = claims.sum_rate_declines(facts)
+    assert verdict == "does not hold"
+    assert "moved too: random" in measured
+
+
+def test_rule_heuristics_improve() -> None:
+    facts = {
+        "accuracy": {
+            "with_alpha": [
+                {
+                    "clusters": clusters,
+                    "policy": policy,
+                    "overall": [0.05, 0.01],
+                    "steps": [[0.04, 0.01], [0.01, 0.01]],
+                }
+                for clusters in (14, 21)
+                for policy in ("random", "max-individual-rate", "max-sum-rate", "qmix")
+            ]
+        }
+    }
+    assert claims.heuristics_improve(facts)[1] == "holds"
+    facts["accuracy"]["with_alpha"][0]["steps"][1] = [-0.03, 0.01]
+    assert claims.heuristics_improve(facts)[1:] == (
+        "holds only when",
+        "for max-individual-rate; for max-sum-rate",
+    )
+
+
+def judged(alpha: float, seeds: Sequence[int]) -> dict[str, claims.Claim]:
+    """One cell in which the paper's order of policies holds."""
+    policies = [*setting.HEURISTICS, setting.SCHEDULE, "qmix", "qmix-plus", "perfect"]
+    final: list[Line] = [
+        {"policy": policy, "seed": seed, "alpha": alpha, "clusters": 21.0}
+        | dict.fromkeys(("accuracy", "uploads", "fairness", "bias"), 0.5 + 0.01 * place)
+        for place, policy in enumerate(policies)
+        for seed in seeds
+    ]
+    return {claim.says: claim for claim in claims.judge({"accuracy": accuracy._facts(final)})}
+
+
+@pytest.mark.parametrize(("alpha", "measured"), [(0.5, True), (5.0, False)])
+def test_one_cell_says_nothing_of_other_cells(alpha: float, measured: bool) -> None:
+    """Claims over n_c and alpha need several, those at alpha 0.5 need that."""
+    found = judged(alpha, (1000, 1001))
+    for says in (
+        "max sum rate declines with n_c, the others stay",
+        "heuristics improve with alpha",
+    ):
+        assert found[says].verdict == "not measured"
+        assert "alone was run" in found[says].measured
+    assert found["QMIX above every heuristic in all nine cells"].verdict == "holds"
+    for says, claim in found.items():
+        if "alpha 0.5" in says:
+            assert (claim.verdict != "not measured") == measured
+
+
+def test_one_seed_shows_no_noise_to_be_beyond() -> None:
+    found = judged(0.5, (1000,))
+    above = found["QMIX above every heuristic in all nine cells"]
+    assert above.verdict == "not measured"
+    assert "one seed alone was run" in above.measured
+    assert found["close to perfect upload at alpha 0.5"].verdict != "not measured"  # needs none
+    cell: Line = {"snr": 10.0, "spread": 0.0, "gain": 1.0, "error": math.nan, "pays": True}
+    sentence = regimes._sentence("uploads", "agents", [cell])
+    assert "a round, in the one seed that was run, in 1 of 1 cells" in sentence
+    assert "noise" not in sentence
+
+
+def test_rules_of_the_ablation() -> None:
+    facts = {
+        "ablation": {
+            "hurt": {"gradient": [0.03, 0.01], "fading": [0.1, 0.01]},
+            "fading_more": [0.07, 0.01],
+            "variants": [
+                {"hidden": "nothing", "band": 0.01, "uploads": 4.0},
+                {"hidden": "gradient", "band": 0.01, "uploads": 4.0},
+                {"hidden": "fading", "band": 0.05, "uploads": 1.0},
+            ],
+        }
+    }
+    assert claims.hidden_gradient_hurts(facts)[1] == "holds"
+    assert claims.hidden_fading_hurts_more(facts)[1] == "holds"
+    facts["ablation"]["fading_more"] = [0.01, 0.01]
+    assert claims.hidden_fading_hurts_more(facts)[1:] == (
+        "holds only when",
+        "it hurts at all; its 10-90 % band is wider",
+    )
+    facts["ablation"]["hurt"] = {"gradient": [0.01, 0.01], "fading": [-0.1, 0.01]}
+    assert claims.hidden_gradient_hurts(facts)[1] == "does not hold"
+    assert claims.hidden_fading_hurts_more(facts)[1] == "does not hold"
+
+
+def test_rule_reward_converges() -> None:
+    good = {"seed": 0.0, "start": 0.1, "best": 1.1, "before_last": 1.08, "last": 1.09}
+    facts = {"reward": {"episodes": 30_000, "seeds": [good, good | {"seed": 1.0}]}}
+    assert claims.reward_converges(facts)[1] == "holds"
+    facts["reward"]["seeds"][1] = good | {"seed": 1.0, "last": 0.6}  # collapsed at the end
+    assert claims.reward_converges(facts)[1:] == ("holds only when", "in training seed 0")
+    facts["reward"]["seeds"][0] = good | {"before_last": 0.9, "last": 1.1}  # still rising
+    assert claims.reward_converges(facts)[1] == "does not hold"
+    facts["reward"]["episodes"] = 2_000
+    assert claims.reward_converges(facts)[1] == "not measured"
+
+
+def test_rule_second_term_tracks() -> None:
+    cells = [
+        {"alpha": alpha, "clusters": 21, "all_runs": -0.9, "within_seeds": -0.9, "uploads": 0.9}
+        for alpha in (0.5, 5)
+    ]
+    assert claims.second_term_tracks({"bound": {"cells": cells}})[1] == "holds"
+    cells[0]["all_runs"] = -0.4
+    verdict = claims.second_term_tracks({"bound": {"cells": cells}})[1:]
+    assert verdict == ("holds only when", "at alpha 5, n_c 21")
+
+
+def test_rule_plus_not_below_local() -> None:
+    cells = made_up_cells(BELOW | {"block-fading-schedule": 0.0})
+    facts = {"accuracy": {"cells": cells}}
+    assert claims.plus_not_below_local(facts)[1] == "not measured"
+    for cell in cells:
+        cell["plus_minus"] = {name: [-0.01, 0.01] for name in claims.DECENTRALISED}
+    assert claims.plus_not_below_local(facts)[1] == "holds"
+    cells[3]["plus_minus"]["qmix"] = [-0.03, 0.01]
+    assert claims.plus_not_below_local(facts)[1:] == (
+        "holds only when",
+        "at alpha 0.5, n_c 14; at alpha 0.5, n_c 28",
+    )
+
+
+def test_what_was_not_run_is_not_judged() -> None:
+    assert {claim.verdict for claim in claims.judge({})} == {"not measured"}
+
+
+def test_winners_and_what_fading_is_worth() -> None:
+    lines = [
+        {"snr": 20.0, "spread": 0.0, "policy": policy, "seed": seed, "uploads": value + 0.1 * seed}
+        for policy, value in (("block-fading-schedule", 4.0), ("max-sum-rate", 0.3), ("qmix", 4.0))
+        for seed in (0.0, 1.0)
+    ]
+    (cell,) = regimes.winners(lines, "uploads", ["block-fading-schedule", "max-sum-rate"])
+    assert (cell["winner"], cell["next"]) == ("block-fading-schedule", "max-sum-rate")
+    assert math.isclose(cell["margin"], 3.7)
+    (gain,) = regimes.gains(lines, "uploads", regimes.CENTRAL)
+    assert not gain["pays"]
+    (gain,) = regimes.gains(lines, "uploads", ["qmix"])
+    assert gain["gain"] == 0
+    assert not gain["pays"]
+
+
+def test_rows_of_a_finished_run_are_read_whole(whole: Path) -> None:
+    folder = next(whole.glob("accuracy/runs/*/baselines-seed-1000"))
+    rows = read_rows(folder / "metrics.csv")
+    assert {row.seed for row in rows} == {1000}
+    final = read_table(whole / "accuracy" / "final.csv")
+    config = load_config(folder / "config.yaml")
+    where = {"alpha": config.learning.alpha, "clusters": float(config.radio.clusters)}
+    line = matching(final, policy="random", seed=1000, **where)[0]
+    assert math.isclose(line["uploads"], series(rows, "random", "delivered").mean(), rel_tol=1e-5)
+    assert changed(config, {"run.seeds": 2}).run.seeds == 2
