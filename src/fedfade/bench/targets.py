@@ -1,77 +1,189 @@
 """The figures wanted of one GPU, each beside what is wanted and the floor it stands on.
 
-`training`      QMIX at the paper's sizes with federated rounds in the loop
-`seeds`         five trainings in one program against one
-`round`         a federated round
-`channel`       clustered fading
-`max-sum-rate`  the exact schedule
-`grid`          the nine cells of the accuracy figure
-
 On a CPU the same code runs at sizes so small that the figures mean nothing, for the tests' sake.
 """
-
-from __future__ import annotations
 
 import json
 import math
 import os
-import tempfile
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import count
 from pathlib import Path
+from timeit import timeit
+from typing import NamedTuple
 
 import torch
 
+from fedfade.agents import Trainer
 from fedfade.agents.run import save
-from fedfade.agents.trainer import Trainer
 from fedfade.allocation import max_sum_rate
-from fedfade.bench import machine, median_ms, seconds
-from fedfade.bench.floors import fading_layers, local_layers, products
-from fedfade.bench.schedule import SNRS_DB, instances
-from fedfade.bench.stage import Figure, Stage, forget
-from fedfade.bench.whole_training import five_seeds, training
-from fedfade.config import LearningConfig, Precision
+from fedfade.bench.federated_round import one_after_another
+from fedfade.bench.floors import fading_layers, local_layers, products, slot_layers, update_layers
+from fedfade.bench.qmix_speed import EPISODES
+from fedfade.bench.slot_speed import SNRS_DB, instances
+from fedfade.bench.stage import Figure, Stage, forget, sentence, updates
+from fedfade.bench.timing import median_ms, seconds, wall_clock
+from fedfade.config import Config, LearningConfig, Precision
 from fedfade.device import matrix_products
 from fedfade.errors import not_allowed
 from fedfade.experiments.comparison import Comparison, SideBySide
-from fedfade.experiments.course import Reached
-from fedfade.learning import Federation, gram
+from fedfade.learning import Federation
 from fedfade.radio import Cell, Channel
 
 ALPHAS, CLUSTERS = (0.5, 5, 50), (14, 21, 28)
 POLICIES = ["random", "max-individual-rate", "max-sum-rate", "perfect"]
 """What the accuracy figure shows beside trained agents."""
+PARTS = {
+    "slot": "slot step",
+    "update": "update",
+    "local": "local training",
+    "fading": "fading",
+    "layout": "laying out a round",
+    "test": "testing the model",
+}
+"""Of a batch of episodes."""
 
-# --- federated rounds -------------------------------------------------------------------------
+# --- training: the whole and its parts --------------------------------------------------------
 
 
-def federated_round(federation: Federation, seeds: Sequence[int]) -> Callable[[], None]:
-    """Rounds in which everybody delivers, one a call."""
-    state, number = federation.start(seeds), 0
-    everybody = torch.ones(
-        len(seeds), federation.config.clients, dtype=torch.bool, device=federation.device
+class Training(NamedTuple):
+    """Milliseconds of training."""
+
+    start: float  # compiling, recording, reading data: all that comes before
+    batch: float  # 20 episodes with their share of evaluations and of drawing ahead
+    task: float  # what starting a new federated task costs on top, every 100 rounds
+    parts: dict[str, float]  # one call of each
+    floors: dict[str, float]  # the bare matrix products of a call
+    calls: dict[str, float]  # in a batch, where not one
+    batches: int
+    tasks: int
+
+    @property
+    def whole_s(self) -> float:
+        """The paper's training, compiled before."""
+        return 1e-3 * (self.batches * self.batch + (self.tasks - 1) * self.task)
+
+    @property
+    def floor(self) -> float:
+        """Matrix products of a batch of episodes."""
+        return sum(self.calls[part] * floor for part, floor in self.floors.items())
+
+
+def training(stage: Stage) -> Iterable[Figure]:
+    """30,000 episodes and 250,000 updates, projected, and where the time goes."""
+    found = measured(stage, 1)
+    floor_s = 1e-3 * found.batches * found.floor
+    note = "CIFAR-10" if stage.data == "cifar10" else f"data: {Path(stage.data).stem}"
+    yield Figure("training", "s", found.whole_s, stage.wanted(120), floor_s, note=note)
+    in_batch = {part: found.calls.get(part, 1) * ms for part, ms in found.parts.items()}
+    share = {part: f"{100 * ms / found.batch:.0f} % of the time" for part, ms in in_batch.items()}
+    for part, ms in found.parts.items():
+        name = f"  {PARTS[part]}"
+        if part in found.floors:
+            floor_us = 1e3 * found.floors[part]
+            yield Figure(name, "us", 1e3 * ms, floor=floor_us, note=share[part])
+        else:
+            yield Figure(name, "ms", ms, note=share[part])
+    rest = found.batch - sum(in_batch.values())
+    yield Figure("  rest", "ms", rest, note=f"{100 * rest / found.batch:.0f} % of the time")
+    yield Figure("  a new federated task", "ms", found.task, note="every 100 rounds")
+    start_s = 1e-3 * found.start
+    yield Figure("  compiling and recording", "s", start_s, note="once, not in the sum")
+
+
+def five_seeds(stage: Stage) -> Iterable[Figure]:
+    """Several trainings in one program against one."""
+    seeds = stage.size(5, 2)
+    one, many = measured(stage, 1), measured(stage, seeds)
+    ratio, floor, note = many.whole_s / one.whole_s, many.floor / one.floor, f"{many.whole_s:.3g} s"
+    yield Figure(f"{seeds} seeds against 1", "x", ratio, stage.wanted(2), floor, note=note)
+    for part in ("slot", "update", "local", "fading", "layout"):
+        yield Figure(f"  {part}", "x", many.parts[part] / max(1e-9, one.parts[part]))
+
+
+def measured(stage: Stage, seeds: int) -> Training:
+    """Of so many seeds at once; measured once."""
+    if seeds in stage.trainings:
+        return stage.trainings[seeds]  # type: ignore[no-any-return]
+    config, begin = stage.config(), wall_clock()
+    trainer = Trainer(config, stage.device, seeds=list(range(seeds)))
+    for _ in range(2):
+        trainer.play_batch()
+    start = 1e3 * (wall_clock() - begin)
+    batch = median_ms(trainer.play_batch, stage.size(3, 1), calls=stage.size(20, 2))
+    _to_new_task(trainer)  # other partitions, weights and places
+    task = 1e3 * seconds(trainer.play_batch) - batch
+    batches = EPISODES // config.qmix.parallel_episodes
+    layers = {"slot": slot_layers(trainer), "update": update_layers(trainer)}
+    found = stage.trainings[seeds] = Training(
+        start=max(0.0, start - 2 * batch),
+        batch=batch,
+        task=max(0.0, task),
+        parts=_parts(stage, trainer),
+        floors={  # timed in stretches: one call is too short
+            part: stage.milliseconds(products(bare, stage.device), calls=stage.size(100, 3))
+            for part, bare in layers.items()
+        },
+        calls={"slot": config.radio.slots, "update": updates_in_a_batch(config)},
+        batches=batches,
+        tasks=math.ceil(batches / config.run.rounds),
     )
+    return found
 
-    def play() -> None:
-        nonlocal state, number
-        updates = federation.train(state, seeds, number)
-        gram(updates, state.previous)
-        state = federation.average(state, updates, everybody)
-        number += 1
 
-    return play
+def updates_in_a_batch(config: Config) -> float:
+    """250,000 in the paper's 1,500 batches."""
+    return config.radio.slots * config.qmix.parallel_episodes / config.qmix.update_every
+
+
+def _to_new_task(trainer: Trainer) -> None:
+    """Jump to the batch with which the next federated task begins."""
+    run, qmix = trainer.config.run, trainer.config.qmix
+    every = run.rounds * run.episodes_per_round // qmix.parallel_episodes
+    trainer.batch += -trainer.batch % every
+    trainer._next = None  # made for the batch that would have come
+
+
+def _parts(stage: Stage, trainer: Trainer) -> dict[str, float]:
+    """Milliseconds of the parts of a batch of episodes."""
+    rounds, gradients, qmix = trainer.rounds, trainer.rounds.gradients, trainer.config.qmix
+    most, batches = trainer._most_updates, stage.size(20, 2)
+    _to_new_task(trainer)
+    # Consecutive rounds: their fading is drawn ahead once.
+    number, local_number = count(trainer.batch), count()
+    prepare = median_ms(lambda: rounds.round(next(number)), 1, calls=batches)
+    local = median_ms(lambda: gradients.inner(trainer.seeds, next(local_number)), 1, calls=batches)
+    coming = rounds.round(next(number))
+
+    def lay_out() -> None:
+        trainer.rollout.begin(coming, 0.1, trainer.batch, trainer.replay)
+        trainer.replay.draw_ahead(trainer.updates, most, qmix.batch_size)
+
+    layout = stage.milliseconds(lay_out)
+    return {
+        "slot": stage.milliseconds(trainer.engine().step, 5, calls=trainer.scenario.slots),
+        "update": stage.milliseconds(updates(trainer, most), 5) / most,
+        "local": local,
+        "fading": max(0.0, prepare - local),
+        "layout": layout,
+        "test": stage.milliseconds(gradients.accuracy, 3) / qmix.evaluate_every,
+    }
+
+
+# --- a federated round, fading, the schedule --------------------------------------------------
 
 
 def rounds(stage: Stage) -> Iterable[Figure]:
     """Federated rounds of several sizes and precisions."""
-    learning = stage.config().learning
+    learning, usual = stage.config().learning, stage.precision
     wanted: dict[Precision, float] = {"fp32": 5.0, "tf32": 5.0, "bf16": 3.5}
     for precision, limit in wanted.items():
         yield _round(stage, learning, precision, limit)
-    many = learning.model_copy(update={"clients": stage.sizes.many_clients})
-    yield _round(stage, many, stage.precision, 20.0)
-    epochs = learning.model_copy(update={"local_unit": "epoch", "local_work": stage.sizes.epochs})
-    yield _round(stage, epochs, stage.precision, 500.0, repeats=3)
+    many = learning.model_copy(update={"clients": stage.size(50, 5)})
+    yield _round(stage, many, usual, 20.0)
+    epochs = {"local_unit": "epoch", "local_work": stage.size(3, 1)}
+    yield _round(stage, learning.model_copy(update=epochs), usual, 500.0, repeats=3)
 
 
 def _round(
@@ -80,60 +192,42 @@ def _round(
     forget(stage.device)
     federation = Federation(learning, stage.dataset, device=stage.device, precision=precision)
     steps = federation.mini_batches([0], 0).shape[2]
-    measured = stage.milliseconds(federated_round(federation, [0]), repeats)
-    sizes = (stage.dataset.shape, learning.clients, learning.batch_size)
+    spent = stage.milliseconds(one_after_another(federation, [0]), repeats)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    layers = local_layers(stage.dataset.shape, learning.clients, learning.batch_size, dtype)
     with matrix_products(precision):
-        bare = products(local_layers(*sizes, precision, stage.device))
-        floor = steps * median_ms(bare, 5, stage.device, times=3)
+        floor = steps * median_ms(products(layers, stage.device, dtype), 5, calls=3)
     work = f"{learning.local_work} {learning.local_unit}s"
     name = f"round, {learning.clients} x {work}, {precision}"
-    return Figure(name, "ms", measured, stage.wanted(wanted), floor)
-
-
-# --- radio and schedule -----------------------------------------------------------------------
+    return Figure(name, "ms", spent, stage.wanted(wanted), floor)
 
 
 def channel(stage: Stage) -> Iterable[Figure]:
     """Client-rounds of clustered fading a second."""
-    config = stage.config()
-    clients, numbers, episodes = config.learning.clients, stage.sizes.channel_rounds, 20
-    trajectory = Cell(config.cell, config.radio, clients).trajectory(
-        [0], numbers, device=stage.device
-    )
-    fading = Channel(config.radio, config.cell, clients, stage.device)
-    count = clients * numbers * episodes
-
-    def draw() -> None:
-        fading.small_scale_gains([0], range(numbers), range(episodes), trajectory)
-
-    draw_ms = stage.milliseconds(draw, repeats=5)
-    block = min(count, 2000)
+    config, device = stage.config(), stage.device
+    clients, numbers, episodes = config.learning.clients, range(stage.size(50, 2)), range(20)
+    cell = Cell(config.cell, config.radio, clients)
+    walk = cell.trajectory([0], len(numbers), device=device)
+    fading = Channel(config.radio, config.cell, clients, device)
+    draw = partial(fading.small_scale_gains, [0], numbers, episodes, walk)
+    client_rounds = clients * len(numbers) * len(episodes)
+    rate = 1e3 * client_rounds / stage.milliseconds(draw, repeats=5)
+    block = min(client_rounds, 2000)
     with matrix_products("fp32"):  # fading is in float32 whatever learning asks for
-        floor_ms = stage.milliseconds(products(fading_layers(config.radio, block, stage.device)))
-    yield Figure(
-        "clustered channel",
-        "client-rounds/s",
-        1e3 * count / draw_ms,
-        stage.wanted(200_000),
-        1e3 * block / floor_ms,
-        more=True,
-        note="floor: its matrix product, fp32",
-    )
+        bare = products(fading_layers(config.radio, block), device)
+        floor = 1e3 * block / stage.milliseconds(bare)
+    wanted, note = stage.wanted(200_000), "floor: its matrix product, fp32"
+    yield Figure("clustered channel", "client-rounds/s", rate, wanted, floor, more=True, note=note)
 
 
 def schedule(stage: Stage) -> Iterable[Figure]:
     """Slots of exact max sum rate a second; a search, so there is no floor."""
-    config = stage.config()
-    clients, bands, slots = config.learning.clients, config.radio.subbands, stage.sizes.slots
+    config, slots = stage.config(), stage.size(10_000, 30)
+    clients, bands = config.learning.clients, config.radio.subbands
     for snr_db in SNRS_DB:
         received = instances(snr_db, clients, bands, slots, stage.device)
-
-        def solve(received: torch.Tensor = received) -> None:
-            max_sum_rate(received, 1.0)
-
-        rate = 1e3 * slots / stage.milliseconds(solve, repeats=3)
-        name = f"max sum rate, {snr_db:.0f} dB"
-        note = f"N={clients}, C={bands}"
+        rate = 1e3 * slots / stage.milliseconds(partial(max_sum_rate, received, 1.0), repeats=3)
+        name, note = f"max sum rate, {snr_db:.0f} dB", f"N={clients}, C={bands}"
         yield Figure(name, "slots/s", rate, stage.wanted(100_000), more=True, note=note)
 
 
@@ -143,22 +237,18 @@ def schedule(stage: Stage) -> Iterable[Figure]:
 def grid(stage: Stage) -> Iterable[Figure]:
     """Nine cells x five policies x 5 seeds x 100 rounds, projected from a few rounds of all."""
     comparisons = _cells(stage)
-    start = {place: one.start() for place, one in enumerate(comparisons)}
+    together, rounds = SideBySide(comparisons), comparisons[0].config.run.rounds
+    at = {place: one.start() for place, one in enumerate(comparisons)}
+    together.train(at)  # compiles
 
-    def play(together: SideBySide, at: dict[int, Reached], rounds: int) -> dict[int, Reached]:
-        for _ in range(rounds):
-            played = together.play(at, lambda doing: None)
-            at = {place: one.after for place, one in played.items()}
-        return at
+    def play() -> None:
+        nonlocal at
+        played = together.play(at, lambda doing: None)
+        at = {place: one.after for place, one in played.items()}
 
-    together = SideBySide(comparisons)
-    together.train(start)  # compiles
-    reached: list[dict[int, Reached]] = []
-    first_s = seconds(lambda: reached.append(play(together, start, 1)), stage.device)
-    count = stage.sizes.grid_rounds
-    round_s = seconds(lambda: play(together, reached[0], count), stage.device) / count
+    first_s, some = seconds(play), stage.size(5, 3)  # of which one ends with a test
+    round_s = timeit(play, timer=wall_clock, number=some) / some
     # The first round also plays many rounds ahead under policies that do not look at gradients.
-    rounds = comparisons[0].config.run.rounds
     ahead = min(uploads.rounds_ahead for _, uploads in together._uploads)
     whole_s = rounds * round_s + math.ceil(rounds / ahead) * max(0.0, first_s - round_s)
     note = f"{round_s:.3g} s a round, {first_s:.3g} s to play {ahead} ahead"
@@ -167,22 +257,19 @@ def grid(stage: Stage) -> Iterable[Figure]:
 
 def _cells(stage: Stage) -> list[Comparison]:
     """The comparisons of the grid, agents among them: untrained ones act as fast as trained."""
-    agents = stage.folder / "agents"
+    agents, side = stage.folder / "agents", stage.size(3, 1)
     save(Trainer(stage.config("qmix.gradients=synthetic"), stage.device), agents, [])
     common = [
         f"allocation.policies=[{', '.join(POLICIES)}]",
         f"allocation.checkpoint={json.dumps(str(agents))}",
-        f"run.seeds={stage.sizes.seeds}",
+        f"run.seeds={stage.size(5, 2)}",
     ]
-    return [
-        Comparison(
-            stage.config(*common, f"learning.alpha={alpha}", f"radio.clusters={clusters}"),
-            stage.device,
-            stage.dataset,
-        )
-        for alpha in ALPHAS[: stage.sizes.cells]
-        for clusters in CLUSTERS[: stage.sizes.cells]
+    configs = [
+        stage.config(*common, f"learning.alpha={alpha}", f"radio.clusters={clusters}")
+        for alpha in ALPHAS[:side]
+        for clusters in CLUSTERS[:side]
     ]
+    return [Comparison(config, stage.device, stage.dataset) for config in configs]
 
 
 # --- all of it --------------------------------------------------------------------------------
@@ -220,30 +307,25 @@ def measure(
     found: dict[str, object] = {}
     failed: dict[str, str] = {}
     took: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as folder, matrix_products(precision):
-        stage = Stage(device, precision, Path(folder), full=device.type == "cuda")
+    with Stage.open(device, precision) as stage:
         for name in chosen(only):
             figures: list[Figure] = []
-            fault, begin = "", time.perf_counter()
+            begin = wall_clock()
             try:
                 for figure in FIGURES[name](stage):
                     figures.append(figure)
             except Exception as error:  # whatever it is, the other figures are still wanted
-                fault = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            took[name] = round(time.perf_counter() - begin, 1)
+                failed[name] = sentence(error)
+            took[name] = round(wall_clock() - begin, 1)
             found[name] = [figure.plain() for figure in figures]
-            if fault:
-                failed[name] = fault
-            tell(name, figures, fault)
+            tell(name, figures, failed.get(name, ""))
             forget(device)
-        data = stage.data
-    return {
-        "figures": found,
-        "failed": failed,
-        "took_s": took,
-        "device": device.type,
-        "full_size": stage.full,
-        "precision": precision,
-        "data": data if data in ("cifar10", "digits") else "noise in the shape of CIFAR-10",
-        "compiled": device.type == "cuda" and os.environ.get("FEDFADE_COMPILE") != "0",
-    } | machine()
+        known = stage.data in ("cifar10", "digits")
+        return {
+            "figures": found,
+            "failed": failed,
+            "took_s": took,
+            "data": stage.data if known else "noise in the shape of CIFAR-10",
+            "compiled": device.type == "cuda" and os.environ.get("FEDFADE_COMPILE") != "0",
+            **stage.about(),
+        }
