@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
 from fedfade.config import Precision
 from fedfade.errors import not_allowed
@@ -16,48 +16,35 @@ from fedfade.errors import not_allowed
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
-def _device(name: str) -> str:
-    if name not in ("auto", "cpu", "cuda"):
-        raise not_allowed("--device", name, "auto, cpu or cuda")
-    return name
-
-
-def _precision(name: str) -> str:
-    if name not in get_args(Precision):
-        raise not_allowed("--precision", name, f"one of {', '.join(get_args(Precision))}")
-    return name
-
-
 Json = Annotated[bool, typer.Option("--json", help="end with one line holding one JSON object")]
-Device = Annotated[
-    str, typer.Option(help="auto, cpu or cuda; small sizes on a CPU", callback=_device)
-]
-PrecisionOption = Annotated[
-    str, typer.Option(help="fp32, tf32 (CUDA) or bf16 (local training)", callback=_precision)
-]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda; small sizes on a CPU")]
+PrecisionOption = Annotated[str, typer.Option(help="fp32, tf32 (CUDA) or bf16 (local training)")]
 
 
 def measure(bench: str, **options: Any) -> dict[str, Any]:
     """What `module.function` of this room finds; modules are heavy, so only when asked for."""
     from fedfade.device import pick_device
 
+    known, given = get_args(Precision), options.get("precision")
+    if given not in (None, *known):
+        raise not_allowed("--precision", given, f"one of {', '.join(known)}")
     if "device" in options:
+        if options["device"] not in ("auto", "cpu", "cuda"):
+            raise not_allowed("--device", options["device"], "auto, cpu or cuda")
         options["device"] = pick_device(options["device"])
     module, _, function = bench.partition(".")
     found: dict[str, Any] = getattr(import_module(f"fedfade.bench.{module}"), function)(**options)
     return found
 
 
-def show(columns: Iterable[str], rows: Iterable[Sequence[str]], width: int = 0) -> None:
-    """Print a table, at least so wide."""
-    table = Table(*(Column(name, no_wrap=width > 0) for name in columns), box=None)
+def show(
+    found: dict[str, Any], json: bool, columns: Iterable[str], rows: Iterable[Sequence[str]]
+) -> None:
+    """Print a table, uncut at usual sizes; with `json`, end with one object on one line."""
+    table = Table(*columns, box=None)
     for row in rows:
         table.add_row(*row)
-    Console(width=max(width, Console().width), highlight=False, markup=False).print(table)
-
-
-def finish(found: dict[str, Any], json: bool) -> None:
-    """With `json`, end with one object on one line."""
+    Console(width=max(130, Console().width), highlight=False, markup=False).print(table)
     if json:
         typer.echo(json_format.dumps(found, allow_nan=False))
 
@@ -66,8 +53,7 @@ def report(bench: str, json: bool, **options: Any) -> None:
     """Measure figures that have names, and print them."""
     found = measure(bench, **options)
     words = {n: f"{v:.4g}" if isinstance(v, float) else str(v) for n, v in found.items()}
-    show(("figure", "value"), words.items())
-    finish(found, json)
+    show(found, json, ("figure", "value"), words.items())
 
 
 def _number(value: float | None) -> str:
@@ -97,23 +83,20 @@ def wanted(
                 where = f"after the command {context.invoked_subcommand}"
                 raise not_allowed(f"--{name}", value, where)
         return
-    at_once = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     rows: list[list[str]] = []
 
-    def tell(name: str, figures: list[Any], fault: str) -> None:
-        for one in figures:
+    def tell(one: Any) -> None:  # at once: a run cut short has shown what it had
+        if not isinstance(one, str):
             numbers = (one.measured, one.wanted, one.floor, one.share_of_floor)
             verdict = {True: "reached", False: "missed", None: ""}[one.reached]
             words = ", ".join(filter(None, (verdict, one.note)))
             rows.append([one.name, one.unit, *map(_number, numbers), words])
-            at_once.print("  ".join(rows[-1]))  # a run cut short has shown what it had
-        if fault:
-            at_once.print(f"{name} failed: {fault}")
+            one = "  ".join(rows[-1])
+        typer.echo(one, err=True)
 
     found = measure("targets.measure", device=device, precision=precision, only=only, tell=tell)
     columns = ("figure", "unit", "measured", "wanted", "floor", "share of floor", "")
-    show(columns, rows, width=130)
-    finish(found, json)
+    show(found, json, columns, rows)
 
 
 @app.command()
@@ -123,7 +106,6 @@ def channel(
     clusters: Annotated[int, typer.Option(min=2, max=200, help="clusters")] = 21,
 ) -> None:
     """Fading, one thread, beside Sionna.
-
     CPU time of a client-round; Sionna where it is installed.
     """
     report("channel_speed.measure", json, repeats=repeats, clusters=clusters)
@@ -131,19 +113,13 @@ def channel(
 
 @app.command()
 def schedule(json: Json = False) -> None:
-    """Exact max sum rate, one thread.
-
-    Milliseconds a slot, and the ratio to enumeration.
-    """
+    """Exact max sum rate, one thread. Milliseconds a slot, and the ratio to enumeration."""
     report("slot_speed.schedule", json)
 
 
 @app.command()
 def round(json: Json = False) -> None:
-    """Slots a second under each policy.
-
-    One round of 10 clients x 250 slots for 20 episodes.
-    """
+    """Slots a second under each policy. One round of 10 clients x 250 slots for 20 episodes."""
     report("slot_speed.rounds", json)
 
 
@@ -151,12 +127,11 @@ def round(json: Json = False) -> None:
 def learning(
     json: Json = False,
     repeats: Annotated[int, typer.Option(min=1, help="timed rounds of each")] = 7,
-    device: Annotated[str, typer.Option(help="cpu or cuda", callback=_device)] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of both")] = None,
     flower: Annotated[bool, typer.Option(help="also Flower's simulation, if installed")] = True,
 ) -> None:
     """A federated round beside a plain loop.
-
     Seconds, beside a textbook PyTorch loop, and Flower if installed.
     """
     options = {"device": device, "threads": threads, "flower": flower}
@@ -170,7 +145,6 @@ def train(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 2,
 ) -> None:
     """QMIX at the paper's sizes on the CPU.
-
     Updates a second, share of the bare matrix products, hours for the paper's training.
     """
     report("qmix_speed.measure", json, repeats=repeats, threads=threads)
@@ -178,10 +152,7 @@ def train(
 
 @app.command()
 def scale(json: Json = False) -> None:
-    """From 10 to 10,000 clients, one thread.
-
-    CPU time of fading, slots and Gram matrix.
-    """
+    """From 10 to 10,000 clients, one thread. CPU time of fading, slots and Gram matrix."""
     report("slot_speed.scale", json)
 
 
@@ -191,7 +162,6 @@ def flower(
     rounds: Annotated[int, typer.Option(min=2, help="timed rounds of each")] = 5,
 ) -> None:
     """Flower's simulation, bare and behind us.
-
     Seconds per round of bare FedAvg, and with the uplink in between.
     """
     report("flower_speed.measure", json, rounds=rounds)
@@ -204,7 +174,6 @@ def soak(
     batches: Annotated[int, typer.Option(min=50, help="batches of training episodes")] = 2000,
 ) -> None:
     """Memory along long runs: must stay flat.
-
     A long comparison and a long training of small size.
     """
     report("soak.measure", json, rounds=rounds, batches=batches)
@@ -218,7 +187,6 @@ def growth(
     out: Annotated[Path | None, typer.Option(help="folder for growth.csv and growth.png")] = None,
 ) -> None:
     """How cost grows with every size.
-
     Against clients, sub-bands, slots and trainings at once: curves, CSV, picture.
     """
     found = measure("growth.measure", device=device, precision=precision, out=out)
@@ -226,10 +194,9 @@ def growth(
     for work, axis, size, ms in found["points"]:
         lines.setdefault((work, axis), []).append(f"{size}: {ms:.3g}")
     rows = [(*line, ", ".join(costs)) for line, costs in lines.items()]
-    show(("work", "grows with", "size: ms"), rows)
     for fault in found["failed"]:
         typer.echo(fault, err=True)
-    finish(found, json)
+    show(found, json, ("work", "grows with", "size: ms"), rows)
 
 
 @app.command()
@@ -240,7 +207,6 @@ def precision(
     seeds: Annotated[int, typer.Option(min=1, help="repetitions")] = 5,
 ) -> None:
     """What fp32, tf32 and bf16 do to results.
-
     To the accuracy of the model and to the values of agents.
     """
     found = measure("precision.measure", device=device, rounds=rounds, seeds=seeds)
@@ -255,22 +221,19 @@ def precision(
         )
         for one in found["accuracy"]
     ]
-    show(("precision", "accuracy", "between seeds", "minus fp32", "seconds"), rows)
     typer.echo(
         f"Q-values in tf32: at most {values['largest_difference']:.1e} of the largest away from "
         f"fp32, the same action in {100 * values['same_action']:.2f} % of observations"
     )
-    finish(found, json)
+    columns = ("precision", "accuracy", "between seeds", "minus fp32", "seconds")
+    show(found, json, columns, rows)
 
 
 @app.command()
 def profile(
     json: Json = False, device: Device = "auto", precision: PrecisionOption = "tf32"
 ) -> None:
-    """Where the time goes, kernel by kernel.
-
-    A slot step, an update and a federated round.
-    """
+    """Where the time goes, kernel by kernel. A slot step, an update and a federated round."""
     found = measure("profile.measure", device=device, precision=precision)
     rows: list[Sequence[str]] = []
     for name, one in found["profiles"].items():
@@ -278,5 +241,4 @@ def profile(
         whole = sum(one["busy_us"].values())
         rows.append((name, *map(_number, (one["us"], one["kernels"], whole)), busy))
         rows += [("", "", "", _number(us), f"  {kernel}") for kernel, us in one["top"]]
-    show(("work", "us a call", "kernels", "us in them", ""), rows, width=110)
-    finish(found, json)
+    show(found, json, ("work", "us a call", "kernels", "us in them", ""), rows)

@@ -42,70 +42,53 @@ def measure(rounds: int = 5) -> dict[str, object]:
     client.train()(lambda m, c: FederatedTask.from_run_config(SETTINGS).train(m, c))
     client.query()(lambda m, c: Message(RecordDict(), reply_to=m))
 
-    def first() -> Any:
-        return FederatedTask.from_run_config(SETTINGS).initial_arrays()
-
-    def plain() -> Any:
-        return FedAvg(fraction_evaluate=0.0, min_available_nodes=clients)
-
-    exchange_s = 0.0
-
-    def empty_exchanges(grid: Any) -> None:
-        nonlocal exchange_s
-
+    def empty_exchange_s(grid: Any) -> float:
         def ask() -> None:
             messages = [Message(RecordDict(), n, MessageType.QUERY) for n in grid.get_node_ids()]
             grid.send_and_receive(messages)
 
-        exchange_s = 1e-3 * median_ms(ask, SLOT_MESSAGES)
+        return 1e-3 * median_ms(ask, SLOT_MESSAGES)
 
-    bare = simulate(plain(), client, first, clients, rounds, empty_exchanges)
+    def timed(strategy: Any) -> tuple[float, float]:
+        first = FederatedTask.from_run_config(SETTINGS).initial_arrays()
+        return simulate(strategy, client, first, clients, rounds, empty_exchange_s)
+
+    inner = {"fraction_evaluate": 0.0, "min_available_nodes": clients}
+    bare_s, exchange_s = timed(FedAvg(**inner))
     figures: dict[str, object] = {
-        "fedavg_s_per_round": bare,
+        "fedavg_s_per_round": bare_s,
         "s_per_empty_exchange": exchange_s,
-        "s_per_round at one exchange a slot": bare + slots * exchange_s,
+        "s_per_round at one exchange a slot": bare_s + slots * exchange_s,
     }
     for decide in ("server", "client"):
-        strategy = WirelessStrategy(plain(), config, POLICY, decide=decide)
-        spent = simulate(strategy, client, first, clients, rounds)
-        figures[f"uplink_s_per_round decided by {decide}"] = spent
+        strategy = WirelessStrategy(FedAvg(**inner), config, POLICY, decide=decide)
+        figures[f"uplink_s_per_round decided by {decide}"] = timed(strategy)[0]
     sizes = {"clients": clients, "slots": slots, "rounds": rounds}
     return figures | exchanges() | sizes | machine()
 
 
 def simulate(
-    strategy: Any,
-    client: Any,
-    first: Callable[[], Any],
-    clients: int,
-    rounds: int,
-    then: Callable[[Any], None] = lambda grid: None,
-) -> float:
-    """Median seconds from one broadcast to the next.
-
-    In the server's thread `first` makes the model to begin with, and `then` follows the last round.
-    """
+    strategy: Any, client: Any, first: Any, clients: int, rounds: int, last: Callable[[Any], float]
+) -> tuple[float, float]:
+    """Median seconds from one broadcast to the next, and what `last` finds on the grid."""
     from flwr.serverapp import ServerApp
     from flwr.simulation import run_simulation
 
     ends: list[float] = []
+    found = []
 
     def note(server_round: int, arrays: Any) -> None:
         ends.append(wall_clock())
 
     def main(grid: Any, context: Any) -> None:
-        strategy.start(grid, first(), rounds + 1, evaluate_fn=note)
-        then(grid)
+        strategy.start(grid, first, rounds + 1, evaluate_fn=note)
+        found.append(last(grid))
 
     server = ServerApp()
     server.main()(main)
-    run_simulation(
-        server,
-        client,
-        num_supernodes=clients,
-        backend_config={"client_resources": {"num_cpus": 1.0, "num_gpus": 0.0}},
-    )
-    return median(after - before for before, after in pairwise(ends[1:]))
+    resources = {"client_resources": {"num_cpus": 1.0, "num_gpus": 0.0}}
+    run_simulation(server, client, num_supernodes=clients, backend_config=resources)
+    return median(after - before for before, after in pairwise(ends[1:])), found[0]
 
 
 def exchanges(rounds: int = 3) -> dict[str, object]:

@@ -1,9 +1,7 @@
 """Where the time of a slot step, an update and a federated round goes, kernel by kernel."""
 
 from collections import defaultdict
-from heapq import nlargest
-from operator import itemgetter
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -33,17 +31,12 @@ def kind(kernel: str) -> str:
     return next((k for k, words in KINDS.items() if any(w in low for w in words)), "other")
 
 
-class Profile(NamedTuple):
-    """One call of something."""
+def look(work: Call, device: torch.device) -> dict[str, Any]:
+    """Time a call, then watch its kernels; on the CPU, its operations.
 
-    us: float  # until the device has done it
-    kernels: float  # launched, alone or in a recording
-    busy_us: dict[str, float]  # time of the kernels, by kind
-    top: list[tuple[str, float]]  # the dearest, us each
-
-
-def look(work: Call, device: torch.device) -> Profile:
-    """Time a call, then watch its kernels; on the CPU, its operations."""
+    `us` until the device has done it, `kernels` launched, alone or in a recording, `busy_us` of
+    them by kind, and the `top` ones.
+    """
     us = 1e3 * median_ms(work, 5, calls=CALLS)
     cuda = device.type == "cuda"
     activity = ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU
@@ -61,7 +54,8 @@ def look(work: Call, device: torch.device) -> Profile:
         each[event.key[:60]] += spent
         busy[kind(event.key)] += spent
         kernels += event.count
-    return Profile(us, kernels / CALLS, dict(busy), nlargest(TOP, each.items(), itemgetter(1)))
+    top = sorted(each.items(), key=lambda item: -item[1])[:TOP]
+    return {"us": us, "kernels": kernels / CALLS, "busy_us": busy, "top": top}
 
 
 def measure(device: torch.device, precision: Precision = "tf32") -> dict[str, object]:
@@ -77,5 +71,5 @@ def measure(device: torch.device, precision: Precision = "tf32") -> dict[str, ob
             "update": updates(trainer, 1),
             "federated round": one_after_another(federation, [0]),
         }
-        found = {name: look(work, device)._asdict() for name, work in works.items()}
+        found = {name: look(work, device) for name, work in works.items()}
         return {"profiles": found} | stage.about()

@@ -89,12 +89,8 @@ class Stage:
             yield cls(device, precision, Path(folder), full=device.type == "cuda")
 
     def size(self, full: T, small: T) -> T:
-        """How much of something is measured."""
+        """How much is measured or wanted, which of small sizes is nothing."""
         return full if self.full else small
-
-    def wanted(self, value: float) -> float | None:
-        """Small sizes are not what anything is wanted of."""
-        return value if self.full else None
 
     @cached_property
     def data(self) -> str:
@@ -126,8 +122,8 @@ class Stage:
 
     def about(self) -> dict[str, object]:
         """What the figures were measured with."""
-        about = {"device": self.device.type, "full_size": self.full, "precision": self.precision}
-        return about | machine()
+        sizes = {"device": self.device.type, "full_size": self.full, "precision": self.precision}
+        return sizes | machine()
 
 
 def updates(trainer: Trainer, count: int) -> Call:

@@ -6,6 +6,7 @@ On a CPU the same code runs at sizes so small that the figures mean nothing, for
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import count
@@ -36,13 +37,11 @@ POLICIES = ["random", "max-individual-rate", "max-sum-rate", "perfect"]
 """What the accuracy figure shows beside trained agents."""
 PARTS = {
     "slot": "slot step",
-    "update": "update",
     "local": "local training",
-    "fading": "fading",
     "layout": "laying out a round",
     "test": "testing the model",
 }
-"""Of a batch of episodes."""
+"""Parts of a batch of episodes whose names in the table are longer."""
 
 # --- training: the whole and its parts --------------------------------------------------------
 
@@ -75,18 +74,16 @@ def training(stage: Stage) -> Iterable[Figure]:
     found = measured(stage, 1)
     floor_s = 1e-3 * found.batches * found.floor
     note = "CIFAR-10" if stage.data == "cifar10" else f"data: {Path(stage.data).stem}"
-    yield Figure("training", "s", found.whole_s, stage.wanted(120), floor_s, note=note)
+    yield Figure("training", "s", found.whole_s, stage.size(120, None), floor_s, note=note)
     in_batch = {part: found.calls.get(part, 1) * ms for part, ms in found.parts.items()}
-    share = {part: f"{100 * ms / found.batch:.0f} % of the time" for part, ms in in_batch.items()}
-    for part, ms in found.parts.items():
-        name = f"  {PARTS[part]}"
+    in_batch["rest"] = found.batch - sum(in_batch.values())
+    for part, ms in in_batch.items():
+        name, share = f"  {PARTS.get(part, part)}", f"{100 * ms / found.batch:.0f} % of the time"
         if part in found.floors:
-            floor_us = 1e3 * found.floors[part]
-            yield Figure(name, "us", 1e3 * ms, floor=floor_us, note=share[part])
+            call_us, floor_us = 1e3 * found.parts[part], 1e3 * found.floors[part]
+            yield Figure(name, "us", call_us, floor=floor_us, note=share)
         else:
-            yield Figure(name, "ms", ms, note=share[part])
-    rest = found.batch - sum(in_batch.values())
-    yield Figure("  rest", "ms", rest, note=f"{100 * rest / found.batch:.0f} % of the time")
+            yield Figure(name, "ms", ms, note=share)
     yield Figure("  a new federated task", "ms", found.task, note="every 100 rounds")
     start_s = 1e-3 * found.start
     yield Figure("  compiling and recording", "s", start_s, note="once, not in the sum")
@@ -97,7 +94,7 @@ def five_seeds(stage: Stage) -> Iterable[Figure]:
     seeds = stage.size(5, 2)
     one, many = measured(stage, 1), measured(stage, seeds)
     ratio, floor, note = many.whole_s / one.whole_s, many.floor / one.floor, f"{many.whole_s:.3g} s"
-    yield Figure(f"{seeds} seeds against 1", "x", ratio, stage.wanted(2), floor, note=note)
+    yield Figure(f"{seeds} seeds against 1", "x", ratio, stage.size(2, None), floor, note=note)
     for part in ("slot", "update", "local", "fading", "layout"):
         yield Figure(f"  {part}", "x", many.parts[part] / max(1e-9, one.parts[part]))
 
@@ -108,23 +105,22 @@ def measured(stage: Stage, seeds: int) -> Training:
         return stage.trainings[seeds]  # type: ignore[no-any-return]
     config, begin = stage.config(), wall_clock()
     trainer = Trainer(config, stage.device, seeds=list(range(seeds)))
-    for _ in range(2):
-        trainer.play_batch()
+    trainer.play_batch()
+    trainer.play_batch()
     start = 1e3 * (wall_clock() - begin)
     batch = median_ms(trainer.play_batch, stage.size(3, 1), calls=stage.size(20, 2))
     _to_new_task(trainer)  # other partitions, weights and places
     task = 1e3 * seconds(trainer.play_batch) - batch
     batches = EPISODES // config.qmix.parallel_episodes
     layers = {"slot": slot_layers(trainer), "update": update_layers(trainer)}
+    bare = {part: products(some, stage.device) for part, some in layers.items()}
+    stretch = stage.size(100, 3)  # one call is too short
     found = stage.trainings[seeds] = Training(
         start=max(0.0, start - 2 * batch),
         batch=batch,
         task=max(0.0, task),
         parts=_parts(stage, trainer),
-        floors={  # timed in stretches: one call is too short
-            part: stage.milliseconds(products(bare, stage.device), calls=stage.size(100, 3))
-            for part, bare in layers.items()
-        },
+        floors={part: stage.milliseconds(call, calls=stretch) for part, call in bare.items()},
         calls={"slot": config.radio.slots, "update": updates_in_a_batch(config)},
         batches=batches,
         tasks=math.ceil(batches / config.run.rounds),
@@ -150,11 +146,12 @@ def _parts(stage: Stage, trainer: Trainer) -> dict[str, float]:
     rounds, gradients, qmix = trainer.rounds, trainer.rounds.gradients, trainer.config.qmix
     most, batches = trainer._most_updates, stage.size(20, 2)
     _to_new_task(trainer)
+    numbers, local_numbers = count(trainer.batch), count()
     # Consecutive rounds: their fading is drawn ahead once.
-    number, local_number = count(trainer.batch), count()
-    prepare = median_ms(lambda: rounds.round(next(number)), 1, calls=batches)
-    local = median_ms(lambda: gradients.inner(trainer.seeds, next(local_number)), 1, calls=batches)
-    coming = rounds.round(next(number))
+    prepare = stage.milliseconds(lambda: rounds.round(next(numbers)), 1, calls=batches)
+    train = partial(gradients.inner, trainer.seeds)
+    local = stage.milliseconds(lambda: train(next(local_numbers)), 1, calls=batches)
+    coming = rounds.round(next(numbers))
 
     def lay_out() -> None:
         trainer.rollout.begin(coming, 0.1, trainer.batch, trainer.replay)
@@ -196,10 +193,10 @@ def _round(
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     layers = local_layers(stage.dataset.shape, learning.clients, learning.batch_size, dtype)
     with matrix_products(precision):
-        floor = steps * median_ms(products(layers, stage.device, dtype), 5, calls=3)
+        floor = steps * stage.milliseconds(products(layers, stage.device, dtype), 5, calls=3)
     work = f"{learning.local_work} {learning.local_unit}s"
     name = f"round, {learning.clients} x {work}, {precision}"
-    return Figure(name, "ms", spent, stage.wanted(wanted), floor)
+    return Figure(name, "ms", spent, stage.size(wanted, None), floor)
 
 
 def channel(stage: Stage) -> Iterable[Figure]:
@@ -216,7 +213,7 @@ def channel(stage: Stage) -> Iterable[Figure]:
     with matrix_products("fp32"):  # fading is in float32 whatever learning asks for
         bare = products(fading_layers(config.radio, block), device)
         floor = 1e3 * block / stage.milliseconds(bare)
-    wanted, note = stage.wanted(200_000), "floor: its matrix product, fp32"
+    wanted, note = stage.size(200_000, None), "floor: its matrix product, fp32"
     yield Figure("clustered channel", "client-rounds/s", rate, wanted, floor, more=True, note=note)
 
 
@@ -228,7 +225,7 @@ def schedule(stage: Stage) -> Iterable[Figure]:
         received = instances(snr_db, clients, bands, slots, stage.device)
         rate = 1e3 * slots / stage.milliseconds(partial(max_sum_rate, received, 1.0), repeats=3)
         name, note = f"max sum rate, {snr_db:.0f} dB", f"N={clients}, C={bands}"
-        yield Figure(name, "slots/s", rate, stage.wanted(100_000), more=True, note=note)
+        yield Figure(name, "slots/s", rate, stage.size(100_000, None), more=True, note=note)
 
 
 # --- the accuracy grid ------------------------------------------------------------------------
@@ -252,7 +249,7 @@ def grid(stage: Stage) -> Iterable[Figure]:
     ahead = min(uploads.rounds_ahead for _, uploads in together._uploads)
     whole_s = rounds * round_s + math.ceil(rounds / ahead) * max(0.0, first_s - round_s)
     note = f"{round_s:.3g} s a round, {first_s:.3g} s to play {ahead} ahead"
-    yield Figure("accuracy grid", "min", whole_s / 60, stage.wanted(10), note=note)
+    yield Figure("accuracy grid", "min", whole_s / 60, stage.size(10, None), note=note)
 
 
 def _cells(stage: Stage) -> list[Comparison]:
@@ -299,26 +296,24 @@ def chosen(only: str | None) -> list[str]:
 
 def measure(
     device: torch.device,
-    precision: Precision = "tf32",
-    only: str | None = None,
-    tell: Callable[[str, list[Figure], str], None] = lambda name, figures, fault: None,
+    precision: Precision,
+    only: str | None,
+    tell: Callable[[Figure | str], None],
 ) -> dict[str, object]:
-    """Every figure; one that fails says why and the others go on."""
-    found: dict[str, object] = {}
-    failed: dict[str, str] = {}
-    took: dict[str, float] = {}
+    """Every figure, told as it comes; one that fails says why and the others go on."""
+    found: dict[str, list[object]] = {name: [] for name in chosen(only)}
+    failed, took = {}, {}
     with Stage.open(device, precision) as stage:
-        for name in chosen(only):
-            figures: list[Figure] = []
-            begin = wall_clock()
+        for name, figures in found.items():
+            begin = time.perf_counter()
             try:
                 for figure in FIGURES[name](stage):
-                    figures.append(figure)
+                    figures.append(figure.plain())
+                    tell(figure)
             except Exception as error:  # whatever it is, the other figures are still wanted
                 failed[name] = sentence(error)
-            took[name] = round(wall_clock() - begin, 1)
-            found[name] = [figure.plain() for figure in figures]
-            tell(name, figures, failed.get(name, ""))
+                tell(f"{name} failed: {failed[name]}")
+            took[name] = round(time.perf_counter() - begin, 1)
             forget(device)
         known = stage.data in ("cifar10", "digits")
         return {
