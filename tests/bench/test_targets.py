@@ -83,8 +83,8 @@ def test_the_papers_training_adds_up() -> None:
 
 def test_small_sizes_are_compared_with_nothing() -> None:
     small = Stage(CPU, "fp32", folder=None, full=False)  # type: ignore[arg-type]
-    assert small.wanted(5.0) is None
-    assert Stage(CPU, "fp32", folder=None).wanted(5.0) == 5.0  # type: ignore[arg-type]
+    assert small.size(5.0, None) is None
+    assert Stage(CPU, "fp32", folder=None).size(5.0, None) == 5.0  # type: ignore[arg-type]
 
 
 def test_every_figure_on_a_cpu(fedfade: Command) -> None:

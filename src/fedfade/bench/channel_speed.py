@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fedfade.bench.timing import machine, median_cpu_ms
+from fedfade.bench.timing import Figures, machine, median_cpu_ms
 from fedfade.config import CellConfig, RadioConfig
 from fedfade.device import one_thread
 from fedfade.radio import Cell, Channel
@@ -23,7 +23,7 @@ SIONNA_CLIENT_ROUNDS = 20
 
 
 @one_thread()
-def measure(repeats: int = 15, clusters: int = 21) -> dict[str, object]:
+def measure(repeats: int = 15, clusters: int = 21) -> Figures:
     """Median CPU time per client-round on one thread, and the memory of a batch of 200."""
     radio, cell = RadioConfig(clusters=clusters), CellConfig()
     trajectory = Cell(cell, radio, CLIENTS).trajectory([0], 1)
@@ -57,7 +57,7 @@ def measure(repeats: int = 15, clusters: int = 21) -> dict[str, object]:
     }
 
 
-def _sionna(repeats: int) -> dict[str, object]:
+def _sionna(repeats: int) -> Figures:
     """The same gains from Sionna, where it is installed: its UMi model has 19 clusters."""
     if importlib.util.find_spec("sionna") is None:
         return {"sionna": None}

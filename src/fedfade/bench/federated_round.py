@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedfade.bench.timing import in_turns, machine
+from fedfade.bench.timing import Figures, in_turns, machine
 from fedfade.config import LearningConfig
 from fedfade.learning import Dataset, Federation, ServerState, gram
 
@@ -45,12 +45,7 @@ def one_after_another(federation: Federation, seeds: Sequence[int]) -> Callable[
     return play
 
 
-def measure(
-    repeats: int = 7,
-    device: torch.device | str = "cpu",
-    flower: bool = True,
-    threads: int | None = None,
-) -> dict[str, object]:
+def measure(repeats: int, device: torch.device, flower: bool, threads: int | None) -> Figures:
     """Best of `repeats` interleaved rounds of each; ratios below 1 mean fedfade is faster.
 
     On a busy machine only `threads` = 1 compares fairly: the loop's operations wait for the
@@ -71,7 +66,7 @@ def measure(
     ours = partial(one_round, federation, state, [0], 0)
     plain = partial(textbook_round, model, images, labels, samples)
     (ours_s, ours_cpu), (plain_s, plain_cpu) = in_turns([ours, plain], repeats)
-    figures: dict[str, object] = {
+    figures: Figures = {
         "seconds_per_round": min(ours_s),
         "plain_loop_seconds_per_round": min(plain_s),
         "ratio_to_plain_loop": min(ours_s) / min(plain_s),
@@ -81,7 +76,7 @@ def measure(
         "batch_size": BATCH,
         "image": "3 x 32 x 32",
         "repeats": repeats,
-        "device": torch.device(device).type,
+        "device": device.type,
     }
     if flower and importlib.util.find_spec("flwr") and importlib.util.find_spec("ray"):
         seconds = flower_seconds(images.cpu(), labels.cpu(), samples.cpu())

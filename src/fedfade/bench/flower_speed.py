@@ -10,7 +10,7 @@ import torch
 
 from fedfade.agents import AgentNetworks, QmixPolicy
 from fedfade.allocation import Policy, load_policy
-from fedfade.bench.timing import machine, median_ms, wall_clock
+from fedfade.bench.timing import Figures, machine, median_ms, wall_clock
 from fedfade.config import load_config
 from fedfade.errors import UserError
 from fedfade.experiments import Uplink
@@ -22,7 +22,7 @@ POLICY = "block-fading-schedule"
 SLOT_MESSAGES = 10  # exchanges timed for what one message a slot would cost
 
 
-def measure(rounds: int = 5) -> dict[str, object]:
+def measure(rounds: int = 5) -> Figures:
     """Median seconds of a round: 10 clients on digits, 250 slots; the first round warms up."""
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -55,7 +55,7 @@ def measure(rounds: int = 5) -> dict[str, object]:
 
     inner = {"fraction_evaluate": 0.0, "min_available_nodes": clients}
     bare_s, exchange_s = timed(FedAvg(**inner))
-    figures: dict[str, object] = {
+    figures: Figures = {
         "fedavg_s_per_round": bare_s,
         "s_per_empty_exchange": exchange_s,
         "s_per_round at one exchange a slot": bare_s + slots * exchange_s,
@@ -91,7 +91,7 @@ def simulate(
     return median(after - before for before, after in pairwise(ends[1:])), found[0]
 
 
-def exchanges(rounds: int = 3) -> dict[str, object]:
+def exchanges(rounds: int = 3) -> Figures:
     """Exchanges until decisions on the clients repeat, one number a round, by policy.
 
     Networks have random weights, large enough to react to what is left to send.

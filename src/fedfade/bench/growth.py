@@ -17,7 +17,7 @@ from fedfade.allocation import max_sum_rate
 from fedfade.bench.federated_round import one_after_another, random_images
 from fedfade.bench.slot_speed import instances
 from fedfade.bench.stage import Stage, forget, sentence, updates
-from fedfade.bench.timing import without_compiling
+from fedfade.bench.timing import Figures, without_compiling
 from fedfade.config import Config, Precision, load_config
 from fedfade.learning import Federation
 from fedfade.radio import Cell, Channel
@@ -123,7 +123,7 @@ def _by_size(stage: Stage, work: Work) -> Any:
 
 def measure(
     device: torch.device, precision: Precision = "tf32", out: Path | None = None, axes: Axes = AXES
-) -> dict[str, object]:
+) -> Figures:
     """All curves; with `out` also growth.csv and growth.png.
 
     Training and local training are recorded but not compiled, which would take half a minute for

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedfade.agents import Trainer
 from fedfade.bench.stage import REDUCED, forget
-from fedfade.bench.timing import machine, wall_clock, without_compiling
+from fedfade.bench.timing import Figures, machine, wall_clock, without_compiling
 from fedfade.config import Config, Precision, load_config
 from fedfade.device import matrix_products
 from fedfade.learning import Federation, load_data
@@ -19,7 +19,7 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 def measure(
     device: torch.device, rounds: int | None = None, seeds: int = 5, batches: int = 20
-) -> dict[str, object]:
+) -> Figures:
     """Accuracy after perfect uploads, and Q-values of one batch of observations.
 
     On the CPU sizes are small and tf32 is float32.

@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 from fedfade.agents import Trainer
 from fedfade.bench.federated_round import one_after_another
 from fedfade.bench.stage import Stage, updates
-from fedfade.bench.timing import Call, median_ms, wall_clock
+from fedfade.bench.timing import Call, Figures, median_ms, wall_clock
 from fedfade.config import Precision
 from fedfade.learning import Federation
 
@@ -58,7 +58,7 @@ def look(work: Call, device: torch.device) -> dict[str, Any]:
     return {"us": us, "kernels": kernels / CALLS, "busy_us": busy, "top": top}
 
 
-def measure(device: torch.device, precision: Precision = "tf32") -> dict[str, object]:
+def measure(device: torch.device, precision: Precision = "tf32") -> Figures:
     """All three, at the paper's sizes on CUDA and at small ones on a CPU."""
     with Stage.open(device, precision) as stage:
         trainer = Trainer(stage.config("qmix.gradients=synthetic"), device)

@@ -15,7 +15,7 @@ import yaml
 
 from fedfade.agents import Trainer
 from fedfade.bench.floors import products, update_layers
-from fedfade.bench.timing import in_turns, machine, seconds
+from fedfade.bench.timing import Figures, in_turns, machine, seconds
 from fedfade.config import load_config
 
 EPISODES, UPDATES = 30_000, 250_000
@@ -32,7 +32,7 @@ PEER = yaml.safe_load("""
 PEER_FRAMES, PEER_WARM_UP = PEER["off_policy_collected_frames_per_batch"], 1
 
 
-def measure(repeats: int = 40, threads: int = 2, peers: bool = True) -> dict[str, object]:
+def measure(repeats: int = 40, threads: int = 2, peers: bool = True) -> Figures:
     """Times of a slot, an update, its matrix products alone, a round's channel.
 
     `floor_fraction` is the time of the bare matrix products of one update, forward and backward,
@@ -89,7 +89,7 @@ def _fill(trainer: Trainer, updates: int) -> float:
     return median(times)
 
 
-def beside_benchmarl(transitions_per_s: float, collecting_per_s: float) -> dict[str, object]:
+def beside_benchmarl(transitions_per_s: float, collecting_per_s: float) -> Figures:
     """BenchMARL's transitions a second where it is installed, and how many times as many ours are.
 
     Its own timers are what it hands to its logger after each iteration.

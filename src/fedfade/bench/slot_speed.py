@@ -4,7 +4,6 @@ CPU time on one thread, and in `scale` also that of fading and of the Gram matri
 """
 
 import itertools
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -20,14 +19,12 @@ from fedfade.allocation import (
     play_round,
     sum_rate_nats,
 )
-from fedfade.bench.timing import Call, machine, median_cpu_ms, seconds
+from fedfade.bench.timing import Figures, cpu_seconds, machine, median_cpu_ms
 from fedfade.config import load_config
 from fedfade.device import one_thread
 from fedfade.radio import Cell, Channel, db_to_linear
 from fedfade.randomness import fold, normal, stream, uniform
 from fedfade.uplink import Round, Scenario, scenario_from_config
-
-Figures = dict[str, object]
 
 SNRS_DB = (-10.0, 0.0, 10.0, 20.0)
 PAYLOAD_BITS = 9_932_960
@@ -41,11 +38,6 @@ POLICIES = ("block-fading-schedule", "shortest-remaining-first", "max-sum-rate",
 LIMIT_S = 20.0  # a policy that needs longer for its slots is not tried with more clients
 GRAM_WIDTH = 94_410  # parameters of the paper's CNN on digits
 GRAM_BYTES = 2**30  # no more than this for the updates of all clients
-
-
-def cpu_seconds(call: Call) -> float:
-    """CPU seconds of one call."""
-    return seconds(call, time.process_time)
 
 
 @one_thread()

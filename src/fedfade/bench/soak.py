@@ -12,7 +12,7 @@ import torch
 
 from fedfade.agents import Report, Trainer, train
 from fedfade.bench.channel_speed import memory_mb
-from fedfade.bench.timing import machine, seconds
+from fedfade.bench.timing import Figures, machine, seconds
 from fedfade.config import load_config
 from fedfade.device import one_thread
 from fedfade.experiments import Comparison, RunFolder
@@ -31,7 +31,7 @@ WARM = 0.2  # share of the steps before memory is first measured
 
 
 @one_thread()
-def measure(rounds: int = 2000, batches: int = 2000) -> dict[str, object]:
+def measure(rounds: int = 2000, batches: int = 2000) -> Figures:
     """Memory along a comparison of so many rounds and a training of so many batches."""
     compared_mb, trained_mb = np.zeros(rounds + 1), np.zeros(batches + 1)  # [steps done]
     device = torch.device("cpu")
@@ -61,7 +61,7 @@ def measure(rounds: int = 2000, batches: int = 2000) -> dict[str, object]:
     }
 
 
-def _growth(name: str, held_mb: np.ndarray) -> dict[str, object]:
+def _growth(name: str, held_mb: np.ndarray) -> Figures:
     """First and last memory after warming up, and growth by a straight line through all."""
     steps = np.flatnonzero(held_mb)
     steps = steps[int(WARM * len(steps)) :]

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from timeit import timeit
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,7 +24,7 @@ from fedfade.bench.floors import fading_layers, local_layers, products, slot_lay
 from fedfade.bench.qmix_speed import EPISODES
 from fedfade.bench.slot_speed import SNRS_DB, instances
 from fedfade.bench.stage import Figure, Stage, forget, sentence, updates
-from fedfade.bench.timing import median_ms, seconds, wall_clock
+from fedfade.bench.timing import Figures, median_ms, seconds, wall_clock
 from fedfade.config import Config, LearningConfig, Precision
 from fedfade.device import matrix_products
 from fedfade.errors import not_allowed
@@ -42,8 +42,6 @@ PARTS = {
     "test": "testing the model",
 }
 """Parts of a batch of episodes whose names in the table are longer."""
-
-# --- training: the whole and its parts --------------------------------------------------------
 
 
 class Training(NamedTuple):
@@ -168,9 +166,6 @@ def _parts(stage: Stage, trainer: Trainer) -> dict[str, float]:
     }
 
 
-# --- a federated round, fading, the schedule --------------------------------------------------
-
-
 def rounds(stage: Stage) -> Iterable[Figure]:
     """Federated rounds of several sizes and precisions."""
     learning, usual = stage.config().learning, stage.precision
@@ -228,9 +223,6 @@ def schedule(stage: Stage) -> Iterable[Figure]:
         yield Figure(name, "slots/s", rate, stage.size(100_000, None), more=True, note=note)
 
 
-# --- the accuracy grid ------------------------------------------------------------------------
-
-
 def grid(stage: Stage) -> Iterable[Figure]:
     """Nine cells x five policies x 5 seeds x 100 rounds, projected from a few rounds of all."""
     comparisons = _cells(stage)
@@ -269,8 +261,6 @@ def _cells(stage: Stage) -> list[Comparison]:
     return [Comparison(config, stage.device, stage.dataset) for config in configs]
 
 
-# --- all of it --------------------------------------------------------------------------------
-
 FIGURES: dict[str, Callable[[Stage], Iterable[Figure]]] = {
     "training": training,
     "seeds": five_seeds,
@@ -295,12 +285,9 @@ def chosen(only: str | None) -> list[str]:
 
 
 def measure(
-    device: torch.device,
-    precision: Precision,
-    only: str | None,
-    tell: Callable[[Figure | str], None],
-) -> dict[str, object]:
-    """Every figure, told as it comes; one that fails says why and the others go on."""
+    device: torch.device, precision: Precision, only: str | None, tell: Callable[[Any], None]
+) -> Figures:
+    """Every figure, told as it comes; where one fails, the reason is told and the others go on."""
     found: dict[str, list[object]] = {name: [] for name in chosen(only)}
     failed, took = {}, {}
     with Stage.open(device, precision) as stage:

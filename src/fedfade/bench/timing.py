@@ -18,12 +18,13 @@ from torch.utils import benchmark
 from fedfade import __version__
 
 Call = Callable[[], object]
+Figures = dict[str, object]
 
 wall_clock = benchmark.timer
 """Seconds, once the device has finished."""
 
 
-def machine() -> dict[str, object]:
+def machine() -> Figures:
     """Versions, threads, processor.
 
     >>> sorted(machine())
@@ -44,7 +45,7 @@ def machine() -> dict[str, object]:
 
 
 def seconds(call: Call, clock: Callable[[], float] = wall_clock) -> float:
-    """Seconds of one call: CPU time with `time.process_time`, else until the device is done."""
+    """Seconds of one call."""
     return timeit.timeit(call, timer=clock, number=1)
 
 
@@ -56,9 +57,9 @@ def median_ms(
     return 1e3 / calls * median(timeit.repeat(call, timer=clock, repeat=repeats, number=calls))
 
 
-def median_cpu_ms(call: Call, repeats: int) -> float:
-    """Median CPU milliseconds of a call, whatever else the machine does."""
-    return median_ms(call, repeats, clock=time.process_time)
+cpu_seconds = partial(seconds, clock=time.process_time)
+median_cpu_ms = partial(median_ms, clock=time.process_time)
+"""CPU time of a call, whatever else the machine does."""
 
 
 def in_turns(calls: Sequence[Call], repeats: int) -> list[tuple[list[float], list[float]]]:
