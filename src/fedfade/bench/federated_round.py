@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedfade.bench.timing import Figures, in_turns, machine
 from fedfade.config import LearningConfig
-from fedfade.learning import Dataset, Federation, ServerState, gram
+from fedfade.learning import Dataset, Federation, Models, Sent, ServerState, federated_round
 
 CLIENTS, STEPS, BATCH, RATE = 10, 3, 50, 0.01
 
@@ -25,12 +25,13 @@ CLIENTS, STEPS, BATCH, RATE = 10, 3, 50, 0.01
 def one_round(
     federation: Federation, state: ServerState, seeds: Sequence[int], number: int
 ) -> ServerState:
-    """A round in which everybody delivers."""
-    updates = federation.train(state, seeds, number)
-    gram(updates, state.previous)
-    sizes = (len(seeds), federation.config.clients)
-    everybody = torch.ones(sizes, dtype=torch.bool, device=federation.device)
-    return federation.average(state, updates, everybody)
+    """A round in which everybody delivers, over an uplink that asks for the Gram matrix."""
+
+    def everybody(sent: Sent) -> Tensor:
+        return torch.ones_like(sent.inner[..., 0], dtype=torch.bool)
+
+    models = Models([(federation, seeds)])
+    return federated_round(models, state, number, everybody, test=False).after
 
 
 def one_after_another(federation: Federation, seeds: Sequence[int]) -> Callable[[], None]:

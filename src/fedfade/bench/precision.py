@@ -11,8 +11,7 @@ from fedfade.bench.stage import REDUCED, forget
 from fedfade.bench.timing import Figures, machine, wall_clock, without_compiling
 from fedfade.config import Config, Precision, load_config
 from fedfade.device import matrix_products
-from fedfade.learning import Federation, load_data
-from fedfade.learning.fedavg import learning_curve
+from fedfade.learning import Federation, learning_curve, load_data
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 

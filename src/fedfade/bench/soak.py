@@ -15,7 +15,7 @@ from fedfade.bench.channel_speed import memory_mb
 from fedfade.bench.timing import Figures, machine, seconds
 from fedfade.config import load_config
 from fedfade.device import one_thread
-from fedfade.experiments import Comparison, RunFolder
+from fedfade.experiments import compare_many
 
 SMALL = """
     learning.data=digits learning.clients=2 learning.local_work=1 learning.batch_size=8
@@ -46,9 +46,9 @@ def measure(rounds: int = 2000, batches: int = 2000) -> Figures:
         trained_mb[trainer.batch] = memory_mb()
 
     with tempfile.TemporaryDirectory(prefix="fedfade-soak-") as name:
-        place = RunFolder(Path(name) / "compare", config, device)
-        with place.open():
-            compare_s = seconds(lambda: Comparison(config, device).run(place, progress))
+        compare_s = seconds(
+            lambda: compare_many([config], [Path(name) / "compare"], device, progress)
+        )
         train_s = seconds(lambda: train(agents, Path(name) / "train", look))
     return {
         "rounds": rounds,

@@ -28,8 +28,8 @@ from fedfade.bench.timing import Figures, median_ms, seconds, wall_clock
 from fedfade.config import Config, LearningConfig, Precision
 from fedfade.device import matrix_products
 from fedfade.errors import not_allowed
-from fedfade.experiments.comparison import Comparison, SideBySide
-from fedfade.learning import Federation
+from fedfade.experiments import Comparison, SideBySide
+from fedfade.learning import Federation, send
 from fedfade.radio import Cell, Channel
 
 ALPHAS, CLUSTERS = (0.5, 5, 50), (14, 21, 28)
@@ -227,18 +227,16 @@ def grid(stage: Stage) -> Iterable[Figure]:
     """Nine cells x five policies x 5 seeds x 100 rounds, projected from a few rounds of all."""
     comparisons = _cells(stage)
     together, rounds = SideBySide(comparisons), comparisons[0].config.run.rounds
-    at = {place: one.start() for place, one in enumerate(comparisons)}
-    together.train(at)  # compiles
+    models = together.table(comparisons).models
+    send(models, models.start(), 0)  # compiles
 
     def play() -> None:
-        nonlocal at
-        played = together.play(at, lambda doing: None)
-        at = {place: one.after for place, one in played.items()}
+        together.play(comparisons, lambda doing: None)
 
     first_s, some = seconds(play), stage.size(5, 3)  # of which one ends with a test
     round_s = timeit(play, timer=wall_clock, number=some) / some
     # The first round also plays many rounds ahead under policies that do not look at gradients.
-    ahead = min(uploads.rounds_ahead for _, uploads in together._uploads)
+    ahead = min(group.rounds_ahead for _, group in together.groups)
     whole_s = rounds * round_s + math.ceil(rounds / ahead) * max(0.0, first_s - round_s)
     note = f"{round_s:.3g} s a round, {first_s:.3g} s to play {ahead} ahead"
     yield Figure("accuracy grid", "min", whole_s / 60, stage.size(10, None), note=note)
