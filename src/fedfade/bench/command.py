@@ -37,9 +37,7 @@ def measure(bench: str, **options: Any) -> dict[str, Any]:
     return found
 
 
-def show(
-    found: dict[str, Any], json: bool, columns: Iterable[str], rows: Iterable[Sequence[str]]
-) -> None:
+def show(found: Any, json: bool, columns: Sequence[str], rows: Iterable[Any]) -> None:
     """Print a table, uncut at usual sizes; with `json`, end with one object on one line."""
     table = Table(*columns, box=None)
     for row in rows:
@@ -235,7 +233,7 @@ def profile(
 ) -> None:
     """Where the time goes, kernel by kernel. A slot step, an update and a federated round."""
     found = measure("profile.measure", device=device, precision=precision)
-    rows: list[Sequence[str]] = []
+    rows: list[Any] = []
     for name, one in found["profiles"].items():
         busy = ", ".join(f"{kind} {_number(us)}" for kind, us in one["busy_us"].items())
         whole = sum(one["busy_us"].values())

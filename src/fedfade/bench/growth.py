@@ -112,7 +112,7 @@ def _by_size(stage: Stage, work: Work) -> Any:
 
     @cache
     def at(**sizes: int) -> list[tuple[str, float]]:
-        forget(stage.device)
+        forget()
         changes = [*stage.size("", REDUCED).split(), "qmix.gradients=synthetic"]
         changes += [f"run.precision={stage.precision}", f"learning.clients={sizes['clients']}"]
         changes += [f"radio.subbands={sizes['sub-bands']}", f"radio.slots={sizes['slots']}"]

@@ -47,7 +47,7 @@ def accuracy(config: Config, device: torch.device, rounds: int, seeds: int) -> p
     final: dict[Precision, list[float]] = {}
     spent_s = []
     for precision in PRECISIONS:
-        forget(device)
+        forget()
         begin = wall_clock()
         federation = Federation(config.learning, dataset, device=device, precision=precision)
         curve = learning_curve(federation, range(seeds), rounds, evaluate_every=rounds)

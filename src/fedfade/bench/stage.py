@@ -139,11 +139,10 @@ def updates(trainer: Trainer, count: int) -> Call:
     return learn
 
 
-def forget(device: torch.device) -> None:
-    """Leave the device's memory to what comes next."""
+def forget() -> None:
+    """Leave the memory to what comes next."""
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()  # does nothing where CUDA is not in use
 
 
 def sentence(error: Exception) -> str:

@@ -181,7 +181,7 @@ def rounds(stage: Stage) -> Iterable[Figure]:
 def _round(
     stage: Stage, learning: LearningConfig, precision: Precision, wanted: float, repeats: int = 0
 ) -> Figure:
-    forget(stage.device)
+    forget()
     federation = Federation(learning, stage.dataset, device=stage.device, precision=precision)
     steps = federation.mini_batches([0], 0).shape[2]
     spent = stage.milliseconds(one_after_another(federation, [0]), repeats)
@@ -269,24 +269,15 @@ FIGURES: dict[str, Callable[[Stage], Iterable[Figure]]] = {
 }
 
 
-def chosen(only: str | None) -> list[str]:
-    """The figures `--only` names.
-
-    >>> chosen("round, grid")
-    ['round', 'grid']
-    """
-    names = list(FIGURES) if only is None else [part.strip() for part in only.split(",")]
-    for name in names:
-        if name not in FIGURES:
-            raise not_allowed("--only", name, f"some of {', '.join(FIGURES)}")
-    return names
-
-
 def measure(
     device: torch.device, precision: Precision, only: str | None, tell: Callable[[Any], None]
 ) -> Figures:
     """Every figure, told as it comes; where one fails, the reason is told and the others go on."""
-    found: dict[str, list[object]] = {name: [] for name in chosen(only)}
+    names = list(FIGURES) if only is None else [name.strip() for name in only.split(",")]
+    for name in names:
+        if name not in FIGURES:
+            raise not_allowed("--only", name, f"some of {', '.join(FIGURES)}")
+    found: dict[str, list[object]] = {name: [] for name in names}
     failed, took = {}, {}
     with Stage.open(device, precision) as stage:
         for name, figures in found.items():
@@ -299,7 +290,7 @@ def measure(
                 failed[name] = sentence(error)
                 tell(f"{name} failed: {failed[name]}")
             took[name] = round(time.perf_counter() - begin, 1)
-            forget(device)
+            forget()
         known = stage.data in ("cifar10", "digits")
         return {
             "figures": found,

@@ -5,11 +5,11 @@ import platform
 import re
 import time
 import timeit
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
-from unittest.mock import patch
 
 import numpy
 import torch
@@ -76,5 +76,14 @@ def in_turns(calls: Sequence[Call], repeats: int) -> list[tuple[list[float], lis
     return [(wall[1:], cpu[1:]) for wall, cpu in spent]
 
 
-without_compiling = partial(patch.dict, os.environ, FEDFADE_COMPILE="0")
-"""Work is recorded but its small operations are not fused: half a minute less for each size."""
+@contextmanager
+def without_compiling() -> Iterator[None]:
+    """Work is recorded but its small operations are not fused: half a minute less for each size."""
+    before = os.environ.get("FEDFADE_COMPILE")
+    os.environ["FEDFADE_COMPILE"] = "0"
+    try:
+        yield
+    finally:
+        del os.environ["FEDFADE_COMPILE"]
+        if before is not None:
+            os.environ["FEDFADE_COMPILE"] = before
