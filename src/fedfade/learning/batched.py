@@ -6,9 +6,8 @@ Nothing waits for the host.
 
 import copy
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +19,14 @@ from fedfade.device import spare_bytes
 from fedfade.graphs import Work, fuse, record
 from fedfade.learning.averaging import ServerState
 from fedfade.learning.data import Dataset
-from fedfade.learning.local import LocalWork, ModelReplica, Trained, arithmetic, dropout_of
+from fedfade.learning.local import (
+    LocalWork,
+    ModelReplica,
+    Trained,
+    arithmetic,
+    copy_all,
+    dropout_of,
+)
 from fedfade.learning.model import InitialBuffers, buffer_layout, has_dropout, parameter_layout
 
 _MEMORY_SHARE = 0.4  # of the device's free memory that a step of local training may take
@@ -179,11 +185,6 @@ def batchable(model: nn.Module) -> nn.Module:
     return model
 
 
-Buffers = dict[str, Tensor]
-Step = tuple[Tensor, Tensor, Tensor, Buffers]
-"""Gradients [client, D], losses [client], averaged buffers [client, B] and the others by name."""
-
-
 class ClientBatch:
     """Every client of every run at once; with dropout one after the other."""
 
@@ -194,52 +195,49 @@ class ClientBatch:
         self.parameter_layout = parameter_layout(model)
         self.buffer_layout = buffer_layout(model)
         self._initial_buffers = InitialBuffers(self.model)
-        averaged = self.buffer_layout.names
-        self._own_buffers = {n: b for n, b in self.model.named_buffers() if n not in averaged}
-        self._dropout = has_dropout(model, dataset.shape)
+        self.dropout = has_dropout(model, dataset.shape)
         # Without dropout a random number would be a mistake, so vmap is told to refuse it.
-        randomness = "different" if self._dropout else "error"
+        randomness = "different" if self.dropout else "error"
         self._plain_gradient = vmap(grad(self._loss, has_aux=True), randomness=randomness)
         # A pooled pixel is read by nine patches: worked out once and kept, not nine times.
         keep = {"realize_reads_threshold": 3}
         fused = fuse(self._plain_gradient, self.device, options=keep)
-        self._gradient = self._plain_gradient if self._dropout else fused
+        self._gradient = self._plain_gradient if self.dropout else fused
         self._replica = ModelReplica(model, dataset, precision)
-        self._recorded: dict[tuple[int, int, int, float, float], _RecordedSteps] = {}
+        self._recorded: dict[tuple[object, ...], _RecordedSteps] = {}
         self._at_once: int | None = None
 
     def _loss(
-        self, flat: Tensor, averaged: Tensor, own: Buffers, images: Tensor, labels: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, Tensor, Buffers]]:
-        """Loss of one client; aux: the loss again, and its buffers after the pass."""
-        # Layers write into buffers, so they are given copies.
-        given = self.buffer_layout.views(averaged) | own
-        named = self.parameter_layout.views(flat) | {n: b.clone() for n, b in given.items()}
+        self, flat: Tensor, buffers: dict[str, Tensor], images: Tensor, labels: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, dict[str, Tensor]]]:
+        """Loss of one client; aux: the loss again, and the buffers after the pass."""
+        # Layers write into their buffers, so they are given copies.
+        copies = {name: buffer.clone() for name, buffer in buffers.items()}
+        named = self.parameter_layout.views(flat) | copies
         logits = functional_call(self.model, named, (images,))
         loss = F.cross_entropy(logits.float(), labels)
         # `named` now also holds what the pass put in a buffer's place; a cache that took another
         # shape is made anew in the next step.
-        after = [named[name].flatten() for name in self.buffer_layout.names]
-        own = {n: named[n] if named[n].shape == b.shape else b for n, b in own.items()}
-        return loss, (loss, torch.cat(after) if after else averaged, own)
+        after = {n: named[n] if named[n].shape == b.shape else b for n, b in buffers.items()}
+        return loss, (loss, after)
 
     def gradient(
-        self,
-        flat: Tensor,
-        averaged: Tensor,
-        own: Buffers,
-        batch: Tensor,
-        method: Callable[..., Any] | None = None,
-    ) -> Step:
-        """One step's gradients at flat [client, D], on batch [client, sample]."""
+        self, flat: Tensor, buffers: dict[str, Tensor], batch: Tensor, compiled: bool = True
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Gradients [client, D], losses [client] and buffers [client, ...] of a step."""
         images = self.dataset.normalised(self.dataset.train_images[batch]).contiguous()
         labels = self.dataset.train_labels[batch]
         # The backward pass runs inside `_gradient`, so the arithmetic is set around all of it.
         with arithmetic(self.device, self.precision):
-            method = self._gradient if method is None else method
-            gradient, (loss, averaged, own) = method(flat, averaged, own, images, labels)
+            method = self._gradient if compiled else self._plain_gradient
+            gradient, (loss, buffers) = method(flat, buffers, images, labels)
         self._initial_buffers.restore(values=False)  # `functional_call` leaves those that were None
-        return gradient, loss, averaged, own
+        return gradient, loss, buffers
+
+    def buffers(self, averaged: Tensor) -> dict[str, Tensor]:
+        """All buffers [client, ...] where a round begins: the averaged ones from [client, B]."""
+        own = {n: b.expand(len(averaged), *b.shape) for n, b in self.model.named_buffers()}
+        return own | self.buffer_layout.views(averaged)
 
     def train(self, state: ServerState, work: LocalWork) -> Trained:
         """Every client's update."""
@@ -251,42 +249,29 @@ class ClientBatch:
         loss = start.new_empty(len(start))
         at_once = self._clients_at_once(start[:1], averaged[:1], samples[:1, 0], len(start))
         for part in equal_blocks(len(start), at_once):
-            steps = self._steps_for(start[part], averaged[part], samples[part], work)
+            block = start[part], self.buffers(averaged[part]), samples[part]
+            key = (block[0].shape, block[2].shape, work.rate, work.proximal)
+            if key not in self._recorded:
+                self._recorded.clear()  # a recording holds memory; one shape at a time is in use
+                self._recorded[key] = _RecordedSteps(self, *block, work.rate, work.proximal)
             run, client = divmod(part.start, clients)
             keyed = dropout_of(work, run, client, self.device)
-            with keyed if self._dropout else nullcontext():
-                found = steps.train(start[part], averaged[part], samples[part])
-            update[part], after[part], loss[part] = found
+            with keyed if self.dropout else nullcontext():
+                update[part], buffers, loss[part] = self._recorded[key].train(*block)
+            for name, view in self.buffer_layout.views(after[part]).items():
+                view.copy_(buffers[name])
         return Trained(
             parameters=update.view(runs, clients, -1),
             buffers=after.view(runs, clients, state.buffers.shape[1]),
             loss=loss.view(runs, clients),
         )
 
-    def _steps_for(
-        self, start: Tensor, averaged: Tensor, samples: Tensor, work: LocalWork
-    ) -> "_RecordedSteps":
-        """Steps recorded for a block of this shape."""
-        count, size = samples.shape[1:]
-        together = max(some for some in range(1, _STEPS + 1) if count % some == 0)
-        key = (len(start), together, size, work.rate, work.proximal)
-        if key not in self._recorded:
-            self._recorded.clear()  # a recording holds memory; one shape at a time is in use
-            self._recorded[key] = _RecordedSteps(
-                self, start, averaged, samples[:, :together], work.rate, work.proximal
-            )
-        return self._recorded[key]
-
-    def own_buffers(self, clients: int) -> Buffers:
-        """Initial values of the buffers that are not averaged, for each client."""
-        return {n: b.expand(clients, *b.shape).clone() for n, b in self._own_buffers.items()}
-
     def _clients_at_once(self, flat: Tensor, averaged: Tensor, batch: Tensor, wanted: int) -> int:
         """As many clients as are worth it and fit the memory set aside, by what one takes.
 
         One with dropout, whose random numbers must not depend on who is trained beside it.
         """
-        if self._dropout:
+        if self.dropout:
             return 1
         if self.device.type != "cuda":
             return wanted
@@ -294,7 +279,7 @@ class ClientBatch:
             torch.cuda.reset_peak_memory_stats(self.device)
             before = torch.cuda.memory_allocated(self.device)
             # Compiling for one client would take longer than all it could tell.
-            self.gradient(flat, averaged, self.own_buffers(1), batch, self._plain_gradient)
+            self.gradient(flat, self.buffers(averaged), batch, compiled=False)
             one = torch.cuda.max_memory_allocated(self.device) - before
             room = spare_bytes(self.device, _MEMORY_SHARE, on_cpu=0)
             self._at_once = max(1, min(_CLIENTS, room // max(1, one)))
@@ -305,14 +290,13 @@ class ClientBatch:
 
         One after the other: a test set keeps a GPU busy, and for one model convolutions are fast.
         """
-        size = _EVALUATION_IMAGES
+        size, found = _EVALUATION_IMAGES, []
         blocks = list(zip(torch.split(images, size), torch.split(labels, size), strict=True))
-        correct, loss = [], []
-        for parameters, averaged in zip(state.parameters, state.buffers, strict=True):
-            self._replica.load(parameters, averaged)
-            found = [self._replica.evaluate(*block) for block in blocks]
-            correct.append(torch.stack([right for right, _ in found]).sum())
-            loss.append(torch.stack([lost for _, lost in found]).sum())
+        for model in zip(state.parameters, state.buffers, strict=True):
+            self._replica.load(*model)
+            results = zip(*(self._replica.evaluate(*block) for block in blocks), strict=True)
+            found.append([torch.stack(values).sum() for values in results])
+        correct, loss = zip(*found, strict=True)
         return torch.stack(correct), torch.stack(loss)
 
 
@@ -342,49 +326,44 @@ class _RecordedSteps:
         self,
         engine: ClientBatch,
         start: Tensor,
-        averaged: Tensor,
+        buffers: dict[str, Tensor],
         samples: Tensor,
         rate: float,
         proximal: float,
     ) -> None:
+        count = samples.shape[1]
+        together = max(some for some in range(1, _STEPS + 1) if count % some == 0)
         self._engine, self._rate, self._proximal = engine, rate, proximal
-        self._start, self._flat, self._averaged = start.clone(), start.clone(), averaged.clone()
-        self._initial = engine.own_buffers(len(start))
-        self._own = engine.own_buffers(len(start))
-        self._samples = samples.clone()  # [client, step, sample]
+        self._start, self._flat = start.clone(), start.clone()
+        self._buffers = {name: buffer.clone() for name, buffer in buffers.items()}
+        self._samples = samples[:, :together].clone()  # [client, step, sample]
         self._loss = torch.zeros(len(start), device=start.device)
-        changed = [self._flat, self._averaged, self._loss, *self._own.values()]
+        changed = [self._flat, self._loss, *self._buffers.values()]
         # A user's dropout draws new numbers in every step, which a recording would repeat.
         self._steps: Work = (
-            self._some_steps if engine._dropout else record(self._some_steps, changed, start.device)
+            self._some_steps if engine.dropout else record(self._some_steps, changed, start.device)
         )
 
     def _some_steps(self) -> None:
         """Steps of every client (paper: eq. 4)."""
         for batch in self._samples.unbind(1):
-            gradient, loss, averaged, own = self._engine.gradient(
-                self._flat, self._averaged, self._own, batch
-            )
+            gradient, loss, buffers = self._engine.gradient(self._flat, self._buffers, batch)
             if self._proximal:  # FedProx: the gradient of proximal / 2 |w - w_t|^2
                 gradient = gradient + self._proximal * (self._flat - self._start)
             self._flat.sub_(gradient, alpha=self._rate)
-            self._averaged.copy_(averaged)
+            copy_all(self._buffers.values(), [buffers[name] for name in self._buffers])
             self._loss.add_(loss)
-            for name, buffer in own.items():
-                self._own[name].copy_(buffer)
 
     def train(
-        self, start: Tensor, averaged: Tensor, samples: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Updates, averaged buffers and mean loss after all steps."""
+        self, start: Tensor, buffers: dict[str, Tensor], samples: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """Updates, buffers and mean loss after all steps."""
         if self._proximal:
             self._start.copy_(start)
         self._flat.copy_(start)
-        self._averaged.copy_(averaged)
-        for name, buffer in self._initial.items():
-            self._own[name].copy_(buffer)
+        copy_all(self._buffers.values(), buffers.values())
         self._loss.zero_()
         for some in torch.split(samples, self._samples.shape[1], dim=1):
             self._samples.copy_(some)
             self._steps()
-        return start - self._flat, self._averaged, self._loss / samples.shape[1]
+        return start - self._flat, self._buffers, self._loss / samples.shape[1]

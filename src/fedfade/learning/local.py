@@ -4,7 +4,7 @@ Both take the broadcast state and a list of mini-batches and return every client
 agree up to rounding. Neither draws random numbers, except for a user's dropout.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -125,14 +125,14 @@ class ModelReplica:
         """
         self._initial_buffers.restore()
         with torch.no_grad():
-            _copy(self.parameters, list(self.parameter_layout.views(parameters).values()))
-            _copy(self._averaged_buffers(), list(self.buffer_layout.views(buffers).values()))
+            copy_all(self.parameters, self.parameter_layout.views(parameters).values())
+            copy_all(self._averaged_buffers(), self.buffer_layout.views(buffers).values())
 
     def store(self, parameters: Tensor, buffers: Tensor) -> None:
         """Write what is there now into flat vectors [D] and [B]."""
         with torch.no_grad():
-            _copy(list(self.parameter_layout.views(parameters).values()), self.parameters)
-            _copy(list(self.buffer_layout.views(buffers).values()), self._averaged_buffers())
+            copy_all(self.parameter_layout.views(parameters).values(), self.parameters)
+            copy_all(self.buffer_layout.views(buffers).values(), self._averaged_buffers())
 
     def _averaged_buffers(self) -> list[Tensor]:
         buffers = dict(self.model.named_buffers())  # a forward pass may have replaced some
@@ -164,9 +164,10 @@ class ModelReplica:
         return (logits.argmax(1) == labels).sum(), F.cross_entropy(logits, labels, reduction="sum")
 
 
-def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    if targets:
-        torch._foreach_copy_(targets, sources)
+def copy_all(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
+    """Copy each source into its target, all by one call."""
+    if into := list(targets):
+        torch._foreach_copy_(into, list(sources))
 
 
 class ClientLoop:
