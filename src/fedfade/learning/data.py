@@ -51,8 +51,11 @@ class Dataset:
 
     def to(self, device: torch.device | str) -> Self:
         """The same data on another device."""
-        fields: dict[str, Any] = vars(self)
-        moved = {name: x.to(device) for name, x in fields.items() if isinstance(x, Tensor)}
+        moved: dict[str, Any] = {
+            name: value.to(device)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
         return replace(self, **moved)
 
     def normalised(self, images: Tensor) -> Tensor:
