@@ -289,7 +289,7 @@ def bowls(curve: list[float], noise: list[float]) -> tuple[Federation, Bowls]:
 def test_what_is_measured_of_quadratics_is_known() -> None:
     federation, engine = bowls([0.5, 3.0, 1.0, 2.0], noise=[0.0] * 4)
     some = torch.tensor([[True, False, True, False]])
-    (row,) = bound_along_run(federation, 0, 1, delivered=lambda *_: some, draws=3)
+    (row,) = bound_along_run(federation, 0, 1, deliver=lambda sent: some, draws=3)
     start = federation.start([0]).parameters[0]
     away = (start - engine.centre).double()  # [client, D]
     curve = engine.curve[:, None].double()

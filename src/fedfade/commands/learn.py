@@ -36,8 +36,7 @@ def learn(
     """Train with perfect uploads (or a random few) and report the test accuracy."""
     from fedfade.config import load_config
     from fedfade.device import pick_device
-    from fedfade.learning import Federation, load_data
-    from fedfade.learning.fedavg import learning_curve
+    from fedfade.learning import Federation, learning_curve, load_data
     from fedfade.storage import check_folder, save_figure, write_text
 
     if out is not None:

@@ -287,7 +287,7 @@ class WirelessStrategy(Strategy):
         nothing = torch.zeros(1, clients)
         updates = Updates(parameters, nothing[..., None], finite, nothing, nothing)
         previous = torch.zeros(width) if self._previous is None else self._previous
-        return gram(updates, previous[None])[0], True
+        return gram(updates, previous[None]), True
 
     def _remember(self, arrays: ArrayRecord | None) -> None:
         """g_t is what the average really did to the model; nothing arrived: the old one stays."""

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fedfade.learning.averaging import ServerState
-from fedfade.learning.fedavg import Delivery, Step, steps
 from fedfade.learning.federation import Federation
+from fedfade.learning.round import Deliver, RoundResult, play_rounds
 from fedfade.learning.theorem import Problem, paper_constants, rate_limit, rescaled_constants
 from fedfade.randomness import numpy_generator
 
@@ -52,39 +52,40 @@ def bound_along_run(
     federation: Federation,
     seed: int,
     rounds: int,
-    delivered: int | Delivery | None = None,
+    deliver: Deliver | int | None = None,
     draws: int = 8,
 ) -> Iterator[BoundRow]:
     """Train one run and compare the bound with what happened, round by round."""
-    for step in steps(federation, [seed], rounds, delivered):
-        yield _measure(federation, seed, step, draws)
+    for done in play_rounds(federation, [seed], rounds, deliver):
+        yield _measure(federation, seed, done, draws)
 
 
-def _measure(federation: Federation, seed: int, step: Step, draws: int) -> BoundRow:
-    config, sent = federation.config, step.updates.parameters[0]  # [client, D]
-    samples = _samples(federation, seed, step.round, draws)  # [client, draw, sample]
-    before, after = (state.parameters.expand(len(sent), -1) for state in (step.before, step.after))
+def _measure(federation: Federation, seed: int, done: RoundResult, draws: int) -> BoundRow:
+    config, number, state = federation.config, done.sent.number, done.sent.before
+    updates = done.sent.updates.parameters[0]  # [client, D]
+    samples = _samples(federation, seed, number, draws)  # [client, draw, sample]
+    before, after = (s.parameters.expand(len(updates), -1) for s in (state, done.after))
     here, there, then = (
-        _slopes(federation, models, step.before, samples)
-        for models in (before, before - sent, after)  # at w_t, at every w_n^(E), at w_{t+1}
+        _slopes(federation, models, state, samples)
+        for models in (before, before - updates, after)  # at w_t, at every w_n^(E), at w_{t+1}
     )
     gradient_squared, spread = _moments(here, draws)
     change = (there.mean - here.mean).norm(dim=1)
     problem = Problem(
         local_rate=config.local_rate,
         global_rate=config.global_rate,
-        steps=federation.mini_batches([seed], step.round).shape[2],
+        steps=federation.mini_batches([seed], number).shape[2],
         clients=config.clients,
-        smoothness=float((change / sent.norm(dim=1).clamp_min(1e-12)).max()),
+        smoothness=float((change / updates.norm(dim=1).clamp_min(1e-12)).max()),
         local_variance=float(here.variance.max()),
         global_variance=spread,
     )
-    arrived = step.delivered[0] & step.updates.finite[0]
-    mean = sent[arrived].sum(0) / arrived.sum().clamp_min(1)  # of nobody: 0
-    deviation = float((sent.mean(0) - mean).square().sum())
+    arrived = done.arrived[0]
+    mean = updates[arrived].sum(0) / arrived.sum().clamp_min(1)  # of nobody: 0
+    deviation = float((updates.mean(0) - mean).square().sum())
     constants = paper_constants(problem)
     return BoundRow(
-        round=step.round,
+        round=number,
         delivered=int(arrived.sum()),
         smoothness=problem.smoothness,
         local_deviation=problem.local_variance**0.5,
