@@ -20,20 +20,6 @@ from fedfade.commands.options import (
     with_fields,
 )
 
-_COLUMNS = {  # heading: field of a row
-    "L": "smoothness",
-    "sigma_l": "local_deviation",
-    "sigma_g": "global_deviation",
-    "|∇F|²": "gradient_squared",
-    "|ḡ-g|²": "deviation",
-    "C1 term": "first",
-    "C2 term": "second",
-    "C3": "third",
-    "bound": "bound",
-    "rescaled": "rescaled",
-    "measured": "measured",
-}
-
 
 def bound(
     preset: PresetArgument,
@@ -63,8 +49,7 @@ def bound(
     from fedfade.errors import UserError, not_allowed
     from fedfade.experiments.bound import policy_delivery
     from fedfade.experiments.comparison import QMIX
-    from fedfade.learning import Federation, load_data
-    from fedfade.learning.estimation import bound_along_run
+    from fedfade.learning import Federation, bound_along_run, load_data
     from fedfade.storage import save_figure, write_text
 
     if figure is not None:
@@ -109,12 +94,14 @@ def bound(
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:
-    table = Table("round", "in", *_COLUMNS, box=None)
+    headings = ["round", "in", "L", "sigma_l", "sigma_g", "|∇F|²", "|ḡ-g|²"]
+    headings += ["C1 term", "C2 term", "C3", "bound", "rescaled", "measured"]
+    table = Table(*headings, box=None)
     every = max(1, len(rows) // 20)
     for row in rows:
         if row["round"] % every == 0 or row is rows[-1]:
-            values = [f"{row[field]:.3g}" for field in _COLUMNS.values()]
-            table.add_row(str(row["round"]), str(row["delivered"]), *values)
+            number, delivered, *values = (v for name, v in row.items() if name != "rate_allowed")
+            table.add_row(str(number), str(delivered), *(f"{value:.3g}" for value in values))
     Console(width=max(Console().width, 118)).print(table)
     held = sum(row["measured"] <= row["bound"] for row in rows)
     held_rescaled = sum(row["measured"] <= row["rescaled"] for row in rows)

@@ -18,8 +18,7 @@ def data(
 
     from fedfade.config import LearningConfig
     from fedfade.errors import not_allowed
-    from fedfade.learning import load_data
-    from fedfade.learning.data import data_folder
+    from fedfade.learning import data_folder, load_data
     from fedfade.learning.download import fetch_cifar10
 
     if name not in ("cifar10", "digits"):

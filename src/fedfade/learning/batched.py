@@ -20,14 +20,14 @@ from fedfade.graphs import Work, fuse, record
 from fedfade.learning.averaging import ServerState
 from fedfade.learning.data import Dataset
 from fedfade.learning.local import (
+    ClientLoop,
     LocalWork,
-    ModelReplica,
     Trained,
     arithmetic,
     copy_all,
     dropout_of,
 )
-from fedfade.learning.model import InitialBuffers, buffer_layout, has_dropout, parameter_layout
+from fedfade.learning.model import InitialBuffers, buffer_layout, parameter_layout
 
 _MEMORY_SHARE = 0.4  # of the device's free memory that a step of local training may take
 _CLIENTS = 100  # at once, at most: they fill a GPU, and 350 together cost twice as much each
@@ -195,7 +195,8 @@ class ClientBatch:
         self.parameter_layout = parameter_layout(model)
         self.buffer_layout = buffer_layout(model)
         self._initial_buffers = InitialBuffers(self.model)
-        self.dropout = has_dropout(model, dataset.shape)
+        self._loop = ClientLoop(model, dataset, precision, threads=1)
+        self.dropout = self._loop.dropout
         # Without dropout a random number would be a mistake, so vmap is told to refuse it.
         randomness = "different" if self.dropout else "error"
         self._plain_gradient = vmap(grad(self._loss, has_aux=True), randomness=randomness)
@@ -203,7 +204,6 @@ class ClientBatch:
         keep = {"realize_reads_threshold": 3}
         fused = fuse(self._plain_gradient, self.device, options=keep)
         self._gradient = self._plain_gradient if self.dropout else fused
-        self._replica = ModelReplica(model, dataset, precision)
         self._recorded: dict[tuple[object, ...], _RecordedSteps] = {}
         self._at_once: int | None = None
 
@@ -253,10 +253,9 @@ class ClientBatch:
             key = (block[0].shape, block[2].shape, work.rate, work.proximal)
             if key not in self._recorded:
                 self._recorded.clear()  # a recording holds memory; one shape at a time is in use
-                self._recorded[key] = _RecordedSteps(self, *block, work.rate, work.proximal)
-            run, client = divmod(part.start, clients)
-            keyed = dropout_of(work, run, client, self.device)
-            with keyed if self.dropout else nullcontext():
+                self._recorded[key] = _RecordedSteps(self, *block, work)
+            first = divmod(part.start, clients)
+            with dropout_of(work, *first) if self.dropout else nullcontext():
                 update[part], buffers, loss[part] = self._recorded[key].train(*block)
             for name, view in self.buffer_layout.views(after[part]).items():
                 view.copy_(buffers[name])
@@ -290,14 +289,7 @@ class ClientBatch:
 
         One after the other: a test set keeps a GPU busy, and for one model convolutions are fast.
         """
-        size, found = _EVALUATION_IMAGES, []
-        blocks = list(zip(torch.split(images, size), torch.split(labels, size), strict=True))
-        for model in zip(state.parameters, state.buffers, strict=True):
-            self._replica.load(*model)
-            results = zip(*(self._replica.evaluate(*block) for block in blocks), strict=True)
-            found.append([torch.stack(values).sum() for values in results])
-        correct, loss = zip(*found, strict=True)
-        return torch.stack(correct), torch.stack(loss)
+        return self._loop.evaluate(state, images, labels, _EVALUATION_IMAGES)
 
 
 def equal_blocks(count: int, at_once: int) -> list[slice]:
@@ -328,12 +320,11 @@ class _RecordedSteps:
         start: Tensor,
         buffers: dict[str, Tensor],
         samples: Tensor,
-        rate: float,
-        proximal: float,
+        work: LocalWork,
     ) -> None:
         count = samples.shape[1]
         together = max(some for some in range(1, _STEPS + 1) if count % some == 0)
-        self._engine, self._rate, self._proximal = engine, rate, proximal
+        self._engine, self._rate, self._proximal = engine, work.rate, work.proximal
         self._start, self._flat = start.clone(), start.clone()
         self._buffers = {name: buffer.clone() for name, buffer in buffers.items()}
         self._samples = samples[:, :together].clone()  # [client, step, sample]

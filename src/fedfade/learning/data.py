@@ -7,7 +7,7 @@ normalised per channel when it is taken. Its permuted view is what PyTorch calls
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -51,12 +51,8 @@ class Dataset:
 
     def to(self, device: torch.device | str) -> Self:
         """The same data on another device."""
-        moved: dict[str, Any] = {
-            name: value.to(device)
-            for name, value in vars(self).items()
-            if isinstance(value, Tensor)
-        }
-        return replace(self, **moved)
+        names = ("train_images", "train_labels", "test_images", "test_labels", "mean", "deviation")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
     def normalised(self, images: Tensor) -> Tensor:
         """float32 [..., channel, row, column], channels_last in memory."""
@@ -206,7 +202,7 @@ def _checked(
             f"labels in {where} are {labels.dtype} of shape {labels.shape}: they must be whole "
             f"numbers, one for each of the {len(images)} images."
         )
-    return images, labels.astype(np.int64)
+    return np.ascontiguousarray(images), labels.astype(np.int64)
 
 
 def _class_names(path: Path) -> tuple[str, ...] | None:
@@ -250,14 +246,12 @@ def _assemble(
                 f"0 ... {limit - 1}."
             )
     mean, deviation = _channel_statistics(images)
-    arrays = (np.ascontiguousarray(array) for array in (images, labels, *test))
-    train_images, train_labels, test_images, test_labels = map(torch.from_numpy, arrays)
     return Dataset(
         name=name,
-        train_images=train_images,
-        train_labels=train_labels,
-        test_images=test_images,
-        test_labels=test_labels,
+        train_images=torch.from_numpy(images),
+        train_labels=torch.from_numpy(labels),
+        test_images=torch.from_numpy(test[0]),
+        test_labels=torch.from_numpy(test[1]),
         classes=names if names is not None else tuple(str(k) for k in range(classes)),
         mean=torch.tensor(mean, dtype=torch.float32),
         deviation=torch.tensor(deviation, dtype=torch.float32),

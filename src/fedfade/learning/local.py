@@ -95,10 +95,11 @@ def arithmetic(device: torch.device, precision: Precision) -> Iterator[None]:
 
 
 @contextmanager
-def dropout_of(work: LocalWork, run: int, client: int, device: torch.device) -> Iterator[None]:
+def dropout_of(work: LocalWork, run: int, client: int) -> Iterator[None]:
     """Random numbers of one client's dropout: a function of its seed, the round and its number."""
     number = work.clients[client] if work.clients else client
     key = stream(work.seeds[run], "dropout", work.round, number)
+    device = work.samples.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(key & (2**63 - 1))
         yield
@@ -180,9 +181,9 @@ class ClientLoop:
     def __init__(
         self, model: nn.Module, dataset: Dataset, precision: Precision, threads: int | None
     ) -> None:
-        self._dropout = has_dropout(model, dataset.shape)
+        self.dropout = has_dropout(model, dataset.shape)
         # With dropout one thread: all share the process's generator.
-        self._threads = 1 if self._dropout else threads or torch.get_num_threads()
+        self._threads = 1 if self.dropout else threads or torch.get_num_threads()
         self._idle: SimpleQueue[ModelReplica] = SimpleQueue()
         for _ in range(self._threads):
             self._idle.put(ModelReplica(model, dataset, precision))
@@ -198,8 +199,7 @@ class ClientLoop:
         def train_client(replica: ModelReplica, run: int, n: int) -> None:
             replica.load(state.parameters[run], state.buffers[run])
             start = list(replica.parameter_layout.views(state.parameters[run]).values())
-            keyed = dropout_of(work, run, n, state.parameters.device)
-            with keyed if self._dropout else nullcontext():
+            with dropout_of(work, run, n) if self.dropout else nullcontext():
                 loss[run, n] = replica.train(work.samples[run, n], work.rate, work.proximal, start)
             replica.store(parameters[run, n], buffers[run, n])
             torch.sub(state.parameters[run], parameters[run, n], out=parameters[run, n])
@@ -207,9 +207,11 @@ class ClientLoop:
         self._spread(train_client, runs, clients)
         return Trained(parameters, buffers, loss)
 
-    def evaluate(self, state: ServerState, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Number of correct images and summed loss of each run."""
-        runs, size = len(state.parameters), _EVALUATION_IMAGES
+    def evaluate(
+        self, state: ServerState, images: Tensor, labels: Tensor, size: int = _EVALUATION_IMAGES
+    ) -> tuple[Tensor, Tensor]:
+        """Number of correct images and summed loss of each run, `size` images at a time."""
+        runs = len(state.parameters)
         blocks = list(zip(torch.split(images, size), torch.split(labels, size), strict=True))
         correct = labels.new_zeros(runs, len(blocks))
         loss = state.parameters.new_zeros(runs, len(blocks))

@@ -1,8 +1,7 @@
 """The model: the paper's CNN or a user's own, and its tensors as flat vectors."""
 
 import copy
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import cast
 
@@ -113,13 +112,6 @@ class InitialBuffers:
     """A model's buffers of every kind as they are now; `restore` undoes what forward passes did.
 
     A forward pass may count in them, flip them, or put other tensors in their place.
-
-    >>> norm = nn.BatchNorm1d(1)
-    >>> initial = InitialBuffers(norm)
-    >>> _ = norm(torch.ones(2, 1))
-    >>> initial.restore()
-    >>> norm.num_batches_tracked.item()
-    0
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -147,21 +139,15 @@ class Layout:
     shapes: tuple[torch.Size, ...]
 
     @property
-    def sizes(self) -> list[int]:
-        """Values of each tensor."""
-        return [math.prod(shape) for shape in self.shapes]
-
-    @property
     def total(self) -> int:
         """Length of the flat vector."""
-        return sum(self.sizes)
+        return sum(shape.numel() for shape in self.shapes)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Named views into flat[..., D], each [..., *shape]; writing to them writes to `flat`."""
-        lead = flat.shape[:-1]
-        pieces = torch.split(flat, self.sizes, dim=-1)
+        pieces = torch.split(flat, [shape.numel() for shape in self.shapes], dim=-1)
         return {
-            name: piece.view((*lead, *shape))
+            name: piece.view(flat.shape[:-1] + shape)
             for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)
         }
 
@@ -174,7 +160,7 @@ class Layout:
 
 def parameter_layout(model: nn.Module) -> Layout:
     """Layout of what is trained."""
-    return _layout({name: p for name, p in model.named_parameters() if p.requires_grad})
+    return _layout((n, p) for n, p in model.named_parameters() if p.requires_grad)
 
 
 def buffer_layout(model: nn.Module) -> Layout:
@@ -184,12 +170,12 @@ def buffer_layout(model: nn.Module) -> Layout:
     not part of the model's `state_dict`; every client starts from their initial values.
     """
     kept = model.state_dict()
-    buffers = model.named_buffers()
-    return _layout({name: b for name, b in buffers if b.is_floating_point() and name in kept})
+    return _layout((n, b) for n, b in model.named_buffers() if b.is_floating_point() and n in kept)
 
 
-def _layout(tensors: dict[str, Tensor]) -> Layout:
-    return Layout(tuple(tensors), tuple(tensor.shape for tensor in tensors.values()))
+def _layout(tensors: Iterable[tuple[str, Tensor]]) -> Layout:
+    shapes = {name: tensor.shape for name, tensor in tensors}
+    return Layout(tuple(shapes), tuple(shapes.values()))
 
 
 def has_dropout(model: nn.Module, shape: ImageShape) -> bool:

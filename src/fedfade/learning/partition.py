@@ -27,9 +27,7 @@ def deal(config: LearningConfig, labels: ArrayLike, seed: int) -> list[Indices]:
     return balanced_dirichlet(labels, config.clients, config.alpha, seed)
 
 
-def balanced_dirichlet(
-    labels: ArrayLike, clients: int, alpha: float, seed: int
-) -> list[NDArray[np.int64]]:
+def balanced_dirichlet(labels: ArrayLike, clients: int, alpha: float, seed: int) -> list[Indices]:
     """Equal sample counts, class shares drawn from Dir(alpha) (Acar et al. 2021).
 
     Each client draws a prior p ~ Dir(alpha) over classes. Then, sample by sample: a client that
@@ -72,7 +70,7 @@ def _draw_all(
     """
     clients, classes = log_prior.shape
     room = np.full(clients, quota)
-    drawn: list[tuple[Indices, Indices]] = []
+    drawn = []
     while room.any():
         open_clients = np.flatnonzero(room)
         # Distribution functions over the classes that have samples left, ending at exactly 1.
@@ -88,8 +86,9 @@ def _draw_all(
         client, kind = client[:end], kind[:end]
         room = room - np.bincount(client, minlength=clients)
         stock = stock - np.bincount(kind, minlength=classes)
-        drawn.append((client, kind))
-    return np.concatenate([c for c, _ in drawn]), np.concatenate([k for _, k in drawn])
+        drawn.append(np.stack([client, kind]))
+    all_clients, all_kinds = np.concatenate(drawn, axis=1)
+    return all_clients, all_kinds
 
 
 def _first_full(values: Indices, room: Indices) -> int:
@@ -103,7 +102,7 @@ def _first_full(values: Indices, room: Indices) -> int:
     return int(order[first[reached] + room[reached] - 1].min()) + 1
 
 
-def iid(labels: ArrayLike, clients: int, seed: int) -> list[NDArray[np.int64]]:
+def iid(labels: ArrayLike, clients: int, seed: int) -> list[Indices]:
     """Equal random parts.
 
     >>> [len(part) for part in iid(np.zeros(103), clients=10, seed=0)]
@@ -115,9 +114,7 @@ def iid(labels: ArrayLike, clients: int, seed: int) -> list[NDArray[np.int64]]:
     return list(np.sort(order[: clients * quota].reshape(clients, quota)))
 
 
-def shards(
-    labels: ArrayLike, clients: int, shards_per_client: int, seed: int
-) -> list[NDArray[np.int64]]:
+def shards(labels: ArrayLike, clients: int, shards_per_client: int, seed: int) -> list[Indices]:
     """Samples sorted by class, cut into equal shards, dealt at random (McMahan et al. 2017).
 
     >>> labels = np.repeat(np.arange(10), 60)
