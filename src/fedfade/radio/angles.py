@@ -1,7 +1,5 @@
 """Angles: a direction from its coordinates, the spread of many."""
 
-from __future__ import annotations
-
 import math
 
 import torch

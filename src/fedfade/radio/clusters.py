@@ -9,8 +9,6 @@ Two ways to draw them, `radio.cluster_draw`:
             correlation between slots, which the standard's constants even out.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cache
@@ -19,44 +17,30 @@ import torch
 from torch import Tensor
 
 from fedfade.radio.angles import angle_spread
-from fedfade.radio.cell import Place
-from fedfade.radio.scenario import angle_scaling, table
+from fedfade.radio.cell import LargeScale
+from fedfade.radio.microcell import angle_scaling, table
 from fedfade.randomness import bits, fold, normal, uniform
 
 _STRETCHES = 6  # steps of the search for a stretch; the spread is then met to a percent or better
-
-
-def scattering_clusters(clusters: int) -> int:
-    """Clusters that scatter, when `clusters` are counted as QuaDRiGa counts them.
-
-    QuaDRiGa's number includes the direct path, which is absent without line of sight. So 20 is
-    the standard's own 19, and 2 is the least.
-
-    >>> scattering_clusters(20)
-    19
-    """
-    return clusters - 1
 
 
 @dataclass(frozen=True)
 class Clusters:
     """Clusters of a batch, each tensor [..., cluster]; angles are relative to the direct path."""
 
-    power: Tensor
-    """The sum over clusters is 1."""
-    delay_s: Tensor
-    """The first arrives at 0."""
+    power: Tensor  # the sum over clusters is 1
+    delay_s: Tensor  # the first arrives at 0
     azimuth_rad: Tensor
     zenith_rad: Tensor
 
 
-def draw_tr38901(keys: Tensor, place: Place, count: int) -> Clusters:
-    """Steps 5 to 7 as written, for keys [...] at places of the same shape."""
+def draw_tr38901(keys: Tensor, at: LargeScale, count: int) -> Clusters:
+    """Steps 5 to 7 as written, for keys [...] of clients in the same shape."""
     rows = table()["clusters"]
     scaling = rows["delay_scaling"]
     log_draw = torch.log(uniform(fold(keys, 1), (count,)))
     log_draw = log_draw - log_draw.amax(-1, keepdim=True)  # eq. 7.5-2: the first arrives at 0
-    delay = -scaling * place.delay_spread_s[..., None] * log_draw  # eq. 7.5-1
+    delay = -scaling * at.delay_spread_s[..., None] * log_draw  # eq. 7.5-1
     shadow_db = rows["shadowing_db"] * normal(fold(keys, 2), (count,))
     # Eq. 7.5-5; with eq. 7.5-1 put in, the delay spread cancels.
     log_power = (scaling - 1.0) * log_draw - shadow_db * (math.log(10.0) / 10.0)
@@ -72,12 +56,12 @@ def draw_tr38901(keys: Tensor, place: Place, count: int) -> Clusters:
     return Clusters(
         power=torch.softmax(log_power.masked_fill(~kept, -torch.inf), dim=-1),
         delay_s=delay,
-        azimuth_rad=torch.deg2rad(azimuth * place.azimuth_spread_deg[..., None]),
-        zenith_rad=torch.deg2rad(zenith * place.zenith_spread_deg[..., None]),
+        azimuth_rad=torch.deg2rad(azimuth * at.azimuth_spread_deg[..., None]),
+        zenith_rad=torch.deg2rad(zenith * at.zenith_spread_deg[..., None]),
     )
 
 
-def draw_quadriga(keys: Tensor, place: Place, count: int) -> Clusters:
+def draw_quadriga(keys: Tensor, at: LargeScale, count: int) -> Clusters:
     """Uniform angles, powers that fall with them, then stretched to the spreads asked for."""
     rows, shape = table("quadriga_2_8_clusters"), table()["clusters"]
     draws = uniform(fold(keys, 1), (5, count))  # delay, two azimuths, two zeniths
@@ -95,14 +79,14 @@ def draw_quadriga(keys: Tensor, place: Place, count: int) -> Clusters:
     deviation = time - (power * time).sum(-1, keepdim=True)
     unit = torch.sqrt((power * deviation.square()).sum(-1)).clamp_min(1e-6)
     # Azimuth and zenith of arrival together: [..., 2, cluster].
-    wanted = torch.stack([place.azimuth_spread_deg, place.zenith_spread_deg], dim=-1)
+    wanted = torch.stack([at.azimuth_spread_deg, at.zenith_spread_deg], dim=-1)
     limits = (rows["azimuth_stretch_limit"], rows["zenith_stretch_limit"])
     arrival = _stretched(
         angles[..., 1::2, :], power.unsqueeze(-2), torch.deg2rad(wanted), _pair(limits, keys.device)
     )
     return Clusters(
         power=power,
-        delay_s=time * (place.delay_spread_s / unit)[..., None],
+        delay_s=time * (at.delay_spread_s / unit)[..., None],
         azimuth_rad=arrival[..., 0, :],
         zenith_rad=arrival[..., 1, :],
     )

@@ -6,8 +6,6 @@ wave vectors follow the field's spectrum. In two dimensions the spectrum of the 
 closed form. So the field is a pure function of (key, position): no grid, no history.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -41,13 +39,11 @@ def gaussian_field(keys: Tensor, position: Tensor, decorrelation_m: float) -> Te
     wave = torch.stack([radius * torch.cos(direction), radius * torch.sin(direction)], dim=1)
     flat = position.reshape(position.shape[0], -1, 2)  # [run, place, 2]
     step = max(1, _ELEMENTS // (WAVES * flat.shape[0]))
-    parts = [_waves(part, wave, shift) for part in torch.split(flat, step, dim=1)]
+    parts = []
+    for place in torch.split(flat, step, dim=1):
+        # Element by element, so that batches agree: [run, place, wave].
+        x, y = torch.split(place.to(torch.float64), 1, dim=-1)
+        phase = x * wave[:, None, 0] + y * wave[:, None, 1] + shift.unsqueeze(1)
+        phase = torch.remainder(phase, 2.0 * math.pi).to(torch.float32)
+        parts.append(torch.cos(phase).sum(-1) * math.sqrt(2.0 / WAVES))
     return torch.cat(parts, dim=1).reshape(position.shape[:-1])
-
-
-def _waves(place: Tensor, wave: Tensor, shift: Tensor) -> Tensor:
-    """Sum of plane waves at `place` [run, place, 2]; element by element, so batches agree."""
-    place = place.to(torch.float64)
-    phase = place[..., :1] * wave[:, None, 0] + place[..., 1:] * wave[:, None, 1]
-    phase = torch.remainder(phase + shift.unsqueeze(1), 2.0 * math.pi).to(torch.float32)
-    return torch.cos(phase).sum(-1) * math.sqrt(2.0 / WAVES)

@@ -5,8 +5,6 @@ or [drop, path]. The names the tools themselves use are understood too (see `_NA
 axes of length one are dropped, and a single drop may leave out its axis.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,16 +24,15 @@ _NAMES = {
     "coefficients": ("coefficients", "coeff", "coeffs", "h", "a"),
     "delays": ("delays", "delay", "tau", "taus"),
 }
+_KNOWN = tuple(name for names in _NAMES.values() for name in names)
 
 
 @dataclass(frozen=True)
 class ImpulseResponses:
     """Paths of every drop, in every slot."""
 
-    coefficients: np.ndarray
-    """Complex amplitude: [drop, path, slot]."""
-    delays_s: np.ndarray
-    """[drop, path, slot], or [drop, path, 1] where delays stay."""
+    coefficients: np.ndarray  # complex amplitude [drop, path, slot]
+    delays_s: np.ndarray  # [drop, path, slot], or [drop, path, 1] where delays stay
 
 
 def read_impulse_responses(path: Path | str) -> ImpulseResponses:
@@ -44,14 +41,11 @@ def read_impulse_responses(path: Path | str) -> ImpulseResponses:
     if path.suffix == ".mat":
         arrays = _read_mat(path)
     elif path.suffix == ".npz":
-        arrays = read_npz(path, tuple(n for names in _NAMES.values() for n in names), MAX_BYTES)
+        arrays = read_npz(path, _KNOWN, MAX_BYTES)
     else:
         raise UserError(f"{str(path)!r} is neither a .mat nor a .npz file.")
-    coefficients = _drop_path_slot(_pick(arrays, "coefficients", path), "coefficients", path)
-    delays = _pick(arrays, "delays", path)
-    if delays.dtype.kind == "c":
-        raise UserError(f"'delays' in {str(path)!r} are complex; real seconds are needed.")
-    delays = _matching_delays(delays, coefficients.shape, path)
+    coefficients = _drop_path_slot(_pick(arrays, "coefficients", path), path)
+    delays = _matching_delays(_pick(arrays, "delays", path), coefficients.shape, path)
     if not (np.all(np.isfinite(coefficients)) and np.all(np.isfinite(delays))):
         raise UserError(f"{str(path)!r} holds NaN or infinity in its coefficients or delays.")
     if np.any(delays < 0) or np.any(delays > 1e-3):
@@ -71,8 +65,7 @@ def read_impulse_responses(path: Path | str) -> ImpulseResponses:
 
 def sampled_gains(responses: ImpulseResponses, radio: RadioConfig) -> tuple[np.ndarray, np.ndarray]:
     """Sub-band gains [drop, slot, band] of unit mean, and the mean power of each drop [drop]."""
-    subcarriers = radio.subcarriers if radio.subband_gain == "average" else 1
-    offsets = frequency_offsets(radio.subbands, radio.bandwidth_hz, subcarriers).numpy()
+    offsets = frequency_offsets(radio).numpy()
     drops, _, slots = responses.coefficients.shape
     gain = np.empty((drops, slots, radio.subbands), dtype=np.float32)
     mean = np.empty(drops)
@@ -85,19 +78,19 @@ def sampled_gains(responses: ImpulseResponses, radio: RadioConfig) -> tuple[np.n
 
 
 def _mean_power(paths: np.ndarray, delays_s: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
-    """Mean over frequencies of |sum over paths|^2: [path, slot] -> [slot]."""
+    """Mean over equidistant frequencies of |sum over paths|^2: [path, slot] -> [slot]."""
     turned = paths * np.exp(-2j * np.pi * frequencies[0] * delays_s)
+    total = np.abs(turned.sum(axis=0)) ** 2
     if len(frequencies) > 1:
         step = np.exp(-2j * np.pi * (frequencies[1] - frequencies[0]) * delays_s)
-    total = np.zeros(paths.shape[1])
-    for i in range(len(frequencies)):
-        if i > 0:
+        for _ in frequencies[1:]:
             turned = turned * step
-        total += np.abs(turned.sum(axis=0)) ** 2
-    return total / len(frequencies)
+            total += np.abs(turned.sum(axis=0)) ** 2
+    return np.asarray(total / len(frequencies))
 
 
 def _pick(arrays: Mapping[str, np.ndarray], wanted: str, path: Path) -> np.ndarray:
+    """The array under any of its names."""
     for name in _NAMES[wanted]:
         if name in arrays and arrays[name].dtype.kind in "fiuc":
             return arrays[name]
@@ -108,9 +101,9 @@ def _pick(arrays: Mapping[str, np.ndarray], wanted: str, path: Path) -> np.ndarr
     )
 
 
-def _drop_path_slot(array: np.ndarray, name: str, path: Path) -> np.ndarray:
-    """Drop antenna axes of length one until [drop, path, slot] is left."""
-    shape = array.shape
+def _drop_path_slot(array: np.ndarray, path: Path) -> np.ndarray:
+    """Coefficients without antenna axes of length one: [drop, path, slot]."""
+    shape = list(array.shape)
     if array.ndim == 2:
         array = array[None]
     while array.ndim > 3:
@@ -122,22 +115,22 @@ def _drop_path_slot(array: np.ndarray, name: str, path: Path) -> np.ndarray:
         array = array.squeeze(single[0])
     if array.ndim != 3 or 0 in array.shape:
         raise UserError(
-            f"{name!r} in {str(path)!r} has shape {list(shape)}: [drop, path, slot] is needed."
+            f"'coefficients' in {str(path)!r} has shape {shape}: [drop, path, slot] is needed."
         )
     return array
 
 
 def _matching_delays(delays: np.ndarray, shape: tuple[int, ...], path: Path) -> np.ndarray:
     """Delays as [drop, path, slot] or [drop, path, 1]."""
-    drops, paths, slots = shape
-    squeezed = delays.squeeze()
-    for allowed in ((drops, paths, slots), (drops, paths, 1)):
-        plain = tuple(extent for extent in allowed if extent != 1)
-        if squeezed.shape == plain:
+    if delays.dtype.kind == "c":
+        raise UserError(f"'delays' in {str(path)!r} are complex; real seconds are needed.")
+    squeezed, drop_path = delays.squeeze(), shape[:2]
+    for allowed in (shape, (*drop_path, 1)):
+        if squeezed.shape == tuple(extent for extent in allowed if extent != 1):
             return squeezed.reshape(allowed)
     raise UserError(
-        f"'delays' in {str(path)!r} have shape {list(delays.shape)}: [{drops}, {paths}, {slots}] "
-        f"or [{drops}, {paths}] belongs to these coefficients."
+        f"'delays' in {str(path)!r} have shape {list(delays.shape)}: {list(shape)} or "
+        f"{list(drop_path)} belongs to these coefficients."
     )
 
 
@@ -148,9 +141,8 @@ def _read_mat(path: Path) -> dict[str, np.ndarray]:
         raise UserError(
             f"{str(path)!r} is a MATLAB 7.3 (HDF5) file, which is not read: save it with -v7."
         )
-    known = {name for names in _NAMES.values() for name in names}
     try:
-        arrays, names = read_mat(content, known, MAX_BYTES)
+        arrays, names = read_mat(content, set(_KNOWN), MAX_BYTES)
     except TooLarge as error:
         raise UserError(
             f"{str(error)!r} in {str(path)!r} is too large: at most {MAX_BYTES} bytes are read."

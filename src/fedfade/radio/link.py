@@ -4,8 +4,6 @@ Shapes: gain [..., client, band], sub-band chosen [..., client], power [..., cli
 works on any leading batch shape, on any device, without waiting for it.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -7,8 +7,6 @@ cluster is split into three sub-clusters of slightly different delay, not only t
 (as in QuaDRiGa: which two are strongest would jump from place to place).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 
@@ -16,9 +14,9 @@ import torch
 from torch import Tensor
 
 from fedfade.radio.angles import direction
-from fedfade.radio.cell import Place
+from fedfade.radio.cell import LargeScale
 from fedfade.radio.clusters import Clusters
-from fedfade.radio.scenario import LIGHT_MPS, table
+from fedfade.radio.microcell import table
 from fedfade.randomness import fold, integers, stream, uniform
 
 _COUPLINGS = 4096
@@ -28,32 +26,26 @@ _COUPLINGS = 4096
 class Rays:
     """Rays of a batch; within a cluster they are ordered by sub-cluster (10, 6 and 4 rays)."""
 
-    power: Tensor
-    """Of a cluster, the sum over clusters is 1: [..., cluster]."""
-    delay_s: Tensor
-    """[..., cluster, subcluster]."""
-    doppler_hz: Tensor
-    """[..., cluster, ray]."""
-    phase: Tensor
-    """At the first slot, in turns: [..., cluster, ray]."""
+    power: Tensor  # [..., cluster], the sum over clusters is 1
+    delay_s: Tensor  # [..., cluster, subcluster]
+    doppler_hz: Tensor  # [..., cluster, ray]
+    phase: Tensor  # [..., cluster, ray] in turns, at the first slot
 
 
 def draw_rays(
     keys: Tensor,
-    place: Place,
+    at: LargeScale,
     clusters: Clusters,
-    *,
-    carrier_hz: float,
-    speed_mps: float,
+    max_doppler_hz: float,
     height_difference_m: float,
 ) -> Rays:
-    """Rays of `clusters` for keys [...] at places of the same shape."""
+    """Rays of `clusters` for keys [...] of clients in the same shape."""
     rows = table()["clusters"]
     offsets, delays, coupled = _within_cluster(keys.device)
-    to_bs = direction(-place.position[..., 1], -place.position[..., 0]) - place.heading_rad
+    to_bs = direction(-at.position[..., 1], -at.position[..., 0]) - at.heading_rad
     azimuth = clusters.azimuth_rad + to_bs[..., None]
     azimuth_step = torch.deg2rad(rows["azimuth_spread_arrival_deg"] * offsets)
-    up = direction(place.distance_m, torch.full_like(place.distance_m, height_difference_m))
+    up = direction(at.distance_m, torch.full_like(at.distance_m, height_difference_m))
     zenith = clusters.zenith_rad + up[..., None]
     # Step 8, random coupling: picking one of 4096 permutations costs a look-up, sorting every
     # cluster's rays would cost more than all their phasors.
@@ -66,7 +58,7 @@ def draw_rays(
     return Rays(
         power=clusters.power,
         delay_s=clusters.delay_s[..., None] + rows["delay_spread_s"] * delays,
-        doppler_hz=along * (speed_mps * carrier_hz / LIGHT_MPS),
+        doppler_hz=along * max_doppler_hz,
         phase=uniform(fold(keys, 8), tuple(along.shape[keys.dim() :])),
     )
 

@@ -11,8 +11,6 @@ is the other way round: a sine costs nothing beside the memory it would be fetch
 phasor is computed where it is summed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import fields
@@ -21,6 +19,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from fedfade.config import RadioConfig
 from fedfade.device import matrix_products
 from fedfade.graphs import fuse
 from fedfade.radio.rays import Rays, subcluster_sizes
@@ -29,10 +28,15 @@ SMALL_BLOCK, LARGE_BLOCK = 64, 1024
 """Drops worked on at a time on a GPU; the large one takes a gigabyte."""
 
 
-def _phasor(turns: Tensor) -> Tensor:
-    """exp(2 pi i x); whole turns are taken off first, for float32's sake."""
+def _circle(turns: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin of 2 pi x; whole turns are taken off first, for float32's sake."""
     angle = (turns - torch.round(turns)) * (2.0 * math.pi)
-    return torch.complex(torch.cos(angle), torch.sin(angle))
+    return torch.cos(angle), torch.sin(angle)
+
+
+def _phasor(turns: Tensor) -> Tensor:
+    """exp(2 pi i x)."""
+    return torch.complex(*_circle(turns))
 
 
 def _powers(first: Tensor, ratio: Tensor, count: int) -> Tensor:
@@ -70,22 +74,23 @@ def time_series(
     return torch.stack(sums, dim=-2)
 
 
-def frequency_offsets(subbands: int, bandwidth_hz: float, subcarriers: int) -> Tensor:
+def frequency_offsets(radio: RadioConfig) -> Tensor:
     """Frequencies about the carrier a sub-band's gain is the mean over: [band, subcarrier].
 
-    >>> frequency_offsets(4, 5e6, 1).flatten().tolist()
+    >>> frequency_offsets(RadioConfig(subband_gain="centre")).flatten().tolist()
     [-7500000.0, -2500000.0, 2500000.0, 7500000.0]
     """
-    centre = (torch.arange(subbands) - (subbands - 1) / 2) * bandwidth_hz
-    inside = (torch.arange(subcarriers) - (subcarriers - 1) / 2) * (bandwidth_hz / subcarriers)
+    bands, width_hz = radio.subbands, radio.bandwidth_hz
+    subcarriers = radio.subcarriers if radio.subband_gain == "average" else 1
+    centre = (torch.arange(bands) - (bands - 1) / 2) * width_hz
+    inside = (torch.arange(subcarriers) - (subcarriers - 1) / 2) * (width_hz / subcarriers)
     return centre[:, None] + inside
 
 
 def gains(rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int) -> Tensor:
     """Power gain of each sub-band: rays of drops -> [drop, band, slot]."""
-    if offsets_hz.device.type == "cpu":
-        return gains_by_powers(rays, offsets_hz, slot_s, slots)
-    return gains_by_blocks(rays, offsets_hz, slot_s, slots)
+    way = gains_by_powers if offsets_hz.device.type == "cpu" else gains_by_blocks
+    return way(rays, offsets_hz, slot_s, slots)
 
 
 def gains_by_powers(rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int) -> Tensor:
@@ -117,12 +122,6 @@ def _frequency_phasors(delay_s: Tensor, amplitude: Tensor, offsets_hz: Tensor) -
 # --- on a GPU ----------------------------------------------------------------------------------
 
 
-def _circle(turns: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin of 2 pi x."""
-    angle = (turns - torch.round(turns)) * (2.0 * math.pi)
-    return torch.cos(angle), torch.sin(angle)
-
-
 def gains_by_blocks(rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int) -> Tensor:
     """In blocks of two sizes, because a function is compiled for each size anew."""
     drops, groups = len(rays.power), tuple(subcluster_sizes())
@@ -132,21 +131,12 @@ def gains_by_blocks(rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int) -
     with matrix_products("fp32"):  # whatever learning asks for, the channel is one
         while first < drops:
             size = LARGE_BLOCK if drops - first >= LARGE_BLOCK // 2 else SMALL_BLOCK
-            block = fused(_block(rays, first, size), offsets_hz, slot_s, slots, groups)
-            parts.append(block[: drops - first])
+            # The last drop again where there are too few.
+            which = torch.arange(first, first + size, device=rays.power.device).clamp(max=drops - 1)
+            block = Rays(**{f.name: getattr(rays, f.name)[which] for f in fields(Rays)})
+            parts.append(fused(block, offsets_hz, slot_s, slots, groups)[: drops - first])
             first += size
     return torch.cat(parts)
-
-
-def _block(rays: Rays, first: int, size: int) -> Rays:
-    """Drops of one block; the last drop again where there are too few."""
-
-    def cut(value: Tensor) -> Tensor:
-        part = value[first : first + size]
-        again = part[-1:].expand(size - len(part), *part.shape[1:])
-        return torch.cat([part, again]) if len(again) else part
-
-    return Rays(**{field.name: cut(getattr(rays, field.name)) for field in fields(Rays)})
 
 
 def gains_by_sines(
