@@ -22,10 +22,9 @@ from fedfade.radio import (
     sample_drops,
     subcluster_sizes,
 )
-from fedfade.radio.angles import angle_spread, direction
-from fedfade.radio.clusters import Clusters, draw_quadriga, draw_tr38901
+from fedfade.radio.cell import direction
 from fedfade.radio.microcell import LIGHT_MPS
-from fedfade.radio.rays import Rays, draw_rays
+from fedfade.radio.rays import Clusters, Rays, angle_spread, draw_quadriga, draw_rays, draw_tr38901
 from fedfade.radio.response import gains, gains_by_sines
 from fedfade.randomness import fold, stream
 from tests.conftest import shared_folder

@@ -138,7 +138,7 @@ def _traces(path: Path) -> object:
 
 
 def _impulse(path: Path) -> object:
-    return sampled_gains(read_impulse_responses(path), RADIO)
+    return sampled_gains(*read_impulse_responses(path), RADIO)
 
 
 def _gradients(path: Path) -> object:

@@ -10,15 +10,7 @@ A `FadingSource` draws the small-scale gains; it is one of the seams (`fedfade.s
 from fedfade.radio.cell import Cell, LargeScale, Trajectory
 from fedfade.radio.channel import Channel
 from fedfade.radio.fading import FadingSource
-from fedfade.radio.link import (
-    db_to_linear,
-    dbm_to_w,
-    delivered_bits,
-    noise_w,
-    rate_bps,
-    received_w,
-    sinr,
-)
+from fedfade.radio.link import db_to_linear, dbm_to_w, delivered_bits, noise_w, rate_bps, sinr
 from fedfade.radio.microcell import LIGHT_MPS, path_loss_db
 from fedfade.radio.rays import subcluster_sizes
 from fedfade.radio.recording import Recording, import_drops, read_recording, sample_drops
@@ -45,7 +37,6 @@ __all__ = [
     "path_loss_db",
     "rate_bps",
     "read_recording",
-    "received_w",
     "sample_drops",
     "sinr",
     "subcluster_sizes",

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fedfade.config import CellConfig, RadioConfig
 from fedfade.errors import not_allowed
-from fedfade.radio.angles import direction
 from fedfade.radio.field import gaussian_field
 from fedfade.radio.microcell import log_normal_spread, path_loss_db, table
 from fedfade.randomness import fold, normal, streams, uniform
@@ -48,12 +47,7 @@ class Trajectory(LargeScale):
     first_round: int = 0
 
     def at(self, round_index: int) -> LargeScale:
-        """One round: [run, client].
-
-        >>> cell = Cell(CellConfig(), RadioConfig(), clients=10)
-        >>> cell.trajectory([0, 1], rounds=3).at(2).gain_db.shape
-        torch.Size([2, 10])
-        """
+        """One round: [run, client]."""
         return self[:, self._row(round_index)]
 
     def during(self, rounds: Sequence[int]) -> LargeScale:
@@ -95,10 +89,8 @@ class Cell:
         device: torch.device | str = "cpu",
     ) -> Trajectory:
         """Positions, headings, spreads and gains for every seed, round and client."""
-        keys = fold(
-            streams(seeds, "placement", device=device)[:, None],
-            torch.arange(self.clients, device=device),
-        )  # [run, client]
+        runs = streams(seeds, "placement", device=device)
+        keys = fold(runs[:, None], torch.arange(self.clients, device=device))  # [run, client]
         round_index = torch.arange(first_round, first_round + rounds, device=device)
         keys_by_round = fold(keys[:, None, :], round_index[:, None])  # [run, round, client]
         heading = 2 * math.pi * uniform(fold(keys_by_round, 1), ())
@@ -106,13 +98,10 @@ class Cell:
         if placement == "waypoint":
             position, heading = self._walk(keys, round_index, heading)
         elif placement == "redraw":
-            position = self._uniform_in_hexagon(fold(keys_by_round, 2), ())
-        elif placement == "fixed":
-            position = self._uniform_in_hexagon(fold(keys, 2), ())
+            position = self._uniform_in_hexagon(fold(keys_by_round, 2))
         else:
-            position = self._on_ring(keys)
-        if position.dim() == 3:
-            position = position[:, None].expand(-1, rounds, -1, -1)
+            draw = self._uniform_in_hexagon if placement == "fixed" else self._on_ring
+            position = draw(fold(keys, 2))[:, None].expand(-1, rounds, -1, -1)
         return Trajectory(
             position=position.contiguous(),
             heading_rad=heading,
@@ -124,10 +113,7 @@ class Cell:
         """Clause 7.5 step 4: shadowing and spreads, correlated with each other and in space."""
         rows, cell = table()["large_scale"], self.config
         names = rows["correlation"]["order"][1:]  # the first is shadowing
-        metres = [
-            cell.shadowing_decorrelation_m,
-            *(rows[name]["decorrelation_m"] for name in names),
-        ]
+        metres = [cell.shadowing_decorrelation_m, *(rows[n]["decorrelation_m"] for n in names)]
         independent = [
             gaussian_field(streams(seeds, f"field {i}", device=position.device), position, m)
             for i, m in enumerate(metres)
@@ -140,20 +126,17 @@ class Cell:
             gain = cell.shadowing_db * independent[0] + self._mean_gain_db(distance)
         # Cholesky with shadowing first: its own field stays exactly exponential.
         matrix = torch.tensor(rows["correlation"]["matrix"], dtype=torch.float64)
-        delay, azimuth, zenith = (
-            log_normal_spread(
-                name,
-                self.radio.carrier_hz,
-                sum((w * x for w, x in zip(row, independent, strict=True)), torch.zeros_like(gain)),
-            )
-            for name, row in zip(names, torch.linalg.cholesky(matrix).tolist()[1:], strict=True)
-        )
+        spreads = []
+        for name, row in zip(names, torch.linalg.cholesky(matrix).tolist()[1:], strict=True):
+            weighted = (w * x for w, x in zip(row, independent, strict=True))
+            mixed = sum(weighted, torch.zeros_like(gain))
+            spreads.append(log_normal_spread(name, self.radio.carrier_hz, mixed))
         return {
             "distance_m": distance,
             "shadowing": independent[0],
-            "delay_spread_s": delay,
-            "azimuth_spread_deg": azimuth,
-            "zenith_spread_deg": zenith,
+            "delay_spread_s": spreads[0],
+            "azimuth_spread_deg": spreads[1],
+            "zenith_spread_deg": spreads[2],
             "gain_db": gain.clamp(max=0.0),  # nothing arrives stronger than it was sent
         }
 
@@ -173,10 +156,10 @@ class Cell:
         candidates = torch.linspace(max(self.config.min_distance_m, 1.0), inner, 2000)
         miss = (self._mean_gain_db(candidates) - self._ring_gain_db()).abs()
         radius = float(candidates[miss.argmin()])
-        angle = 2 * math.pi * uniform(fold(keys, 2), ())
+        angle = 2 * math.pi * uniform(keys, ())
         return radius * torch.stack([torch.cos(angle), torch.sin(angle)], dim=-1)
 
-    def _uniform_in_hexagon(self, keys: Tensor, shape: Sequence[int]) -> Tensor:
+    def _uniform_in_hexagon(self, keys: Tensor, shape: Sequence[int] = ()) -> Tensor:
         """Uniform over the hexagon outside the minimum distance: [*keys.shape, *shape, 2]."""
         side, nearest = self.config.side_m, self.config.min_distance_m
         # Candidates enough that all of them being too near has a chance below 1e-12.
@@ -201,9 +184,8 @@ class Cell:
         # float64, because a long walk is summed up from its start.
         walked = self.radio.speed_mps * self.config.round_s * round_index.to(torch.float64)
         legs = 2 + int(float(walked[-1]) / (0.3 * self.config.side_m))
-        leg_keys = fold(keys, 2)
         while True:
-            stops = self._uniform_in_hexagon(leg_keys, (legs + 1,)).to(torch.float64)
+            stops = self._uniform_in_hexagon(fold(keys, 2), (legs + 1,)).to(torch.float64)
             steps = stops.diff(dim=-2)  # [run, client, leg, 2]
             ends = torch.linalg.vector_norm(steps, dim=-1).cumsum(-1)  # [run, client, leg]
             if bool((ends[..., -1] > walked[-1]).all()):
@@ -222,3 +204,17 @@ class Cell:
         heading = direction(step[..., 1], step[..., 0]).to(torch.float32).transpose(1, 2)
         # A client that stands still between rounds has no direction of travel: draw one.
         return position, heading if self.config.round_s * self.radio.speed_mps > 0 else idle
+
+
+def direction(y: Tensor, x: Tensor) -> Tensor:
+    """The angle of (x, y) in rad, like atan2, but the same bits alone and in a batch.
+
+    torch's atan2 takes another routine for the elements that do not fill a vector register, so
+    that a batch of 7 and a batch of 600 would differ in the last bit.
+    """
+    length = torch.sqrt(x.square() + y.square())
+    # Half the angle, from whichever of two forms does not cancel.
+    right = torch.atan(y / (length + x).clamp_min(1e-30))
+    left = math.pi / 2 - torch.atan((length + x) / y.abs().clamp_min(1e-30))
+    left = torch.where(y < 0, -left, left)
+    return 2.0 * torch.where(x >= 0, right, left)

@@ -28,11 +28,7 @@ class Channel:
     """
 
     def __init__(
-        self,
-        radio: RadioConfig,
-        cell: CellConfig,
-        clients: int,
-        device: torch.device | str = "cpu",
+        self, radio: RadioConfig, cell: CellConfig, clients: int, device: torch.device | str = "cpu"
     ) -> None:
         self.radio = radio
         self.clients = clients
@@ -84,27 +80,22 @@ class Channel:
         name = self.radio.source
         if name in FADING.built_in:
             return self.source.gains(keys, at)
+        wrong = f"radio.source = {name!r}"
         try:
             gain = self.source.gains(keys, at)
         except Exception as error:
             if isinstance(error, UserError) or out_of_memory(error, "") is not None:
                 raise
-            kind = type(error).__name__
-            raise UserError(
-                f"radio.source = {name!r} raised {kind} in gains: {one_line(error)}."
-            ) from error
+            kind, reason = type(error).__name__, one_line(error)
+            raise UserError(f"{wrong} raised {kind} in gains: {reason}.") from error
         shape = [*keys.shape, self.radio.slots, self.radio.subbands]
         needed = f"torch.float32 {shape} on {keys.device}"
         found = type(gain).__name__
         if isinstance(gain, Tensor):
             found = f"{gain.dtype} {list(gain.shape)} on {gain.device}"
         if found != needed:
-            raise UserError(
-                f"radio.source = {name!r} returned {found}: gains [episode, client, slot, band] "
-                f"must be {needed}."
-            )
+            axes = "[episode, client, slot, band]"
+            raise UserError(f"{wrong} returned {found}: gains {axes} must be {needed}.")
         if not bool((gain.isfinite() & (gain >= 0)).all()):
-            raise UserError(
-                f"radio.source = {name!r} returned gains that are negative, NaN or infinite."
-            )
+            raise UserError(f"{wrong} returned gains that are negative, NaN or infinite.")
         return gain

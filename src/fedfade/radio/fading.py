@@ -8,9 +8,8 @@ from torch import Tensor
 
 from fedfade.config import CellConfig, RadioConfig
 from fedfade.radio.cell import LargeScale
-from fedfade.radio.clusters import draw_quadriga, draw_tr38901
 from fedfade.radio.microcell import LIGHT_MPS
-from fedfade.radio.rays import draw_rays
+from fedfade.radio.rays import draw_quadriga, draw_rays, draw_tr38901
 from fedfade.radio.response import frequency_offsets, gains, time_series
 from fedfade.randomness import fold, uniform
 
@@ -41,7 +40,7 @@ class IndependentFading:
     ) -> None:
         self.radio = radio
         self.max_doppler_hz = radio.speed_mps * radio.carrier_hz / LIGHT_MPS
-        self.height_difference_m = cell.bs_height_m - cell.client_height_m
+        self.bs_above_m = cell.bs_height_m - cell.client_height_m
         self.frequencies_hz = frequency_offsets(radio).to(device)
         if device.type == "cpu":
             each = radio.slots * (3 * radio.clusters + self.frequencies_hz.numel())
@@ -73,7 +72,7 @@ class ClusteredFading(IndependentFading):
         # QuaDRiGa counts the direct path too, which is absent without line of sight: its 20
         # clusters are the standard's 19.
         clusters = draw_clusters(keys, at, self.radio.clusters - 1)
-        rays = draw_rays(keys, at, clusters, self.max_doppler_hz, self.height_difference_m)
+        rays = draw_rays(keys, at, clusters, self.max_doppler_hz, self.bs_above_m)
         return gains(rays, self.frequencies_hz, self.radio.slot_s, self.radio.slots)
 
 

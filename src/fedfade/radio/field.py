@@ -19,23 +19,14 @@ _ELEMENTS = 1 << 22  # values worked on at a time, to bound memory
 
 
 def gaussian_field(keys: Tensor, position: Tensor, decorrelation_m: float) -> Tensor:
-    """Values of the fields `keys` [run] at `position` [run, ..., 2]: standard normal, [run, ...].
-
-    >>> from fedfade.randomness import streams
-    >>> keys = streams([1], "shadowing")
-    >>> here = torch.tensor([[[3.0, 4.0], [3.0, 4.0], [300.0, 4.0]]])   # [run, client, 2]
-    >>> value = gaussian_field(keys, here, 13.0)[0]
-    >>> bool(value[0] == value[1]), bool(value[0] == value[2])
-    (True, False)
-    """
+    """Standard normal values [run, ...] of the fields `keys` [run] at `position` [run, ..., 2]."""
     # float64 for the phases: short waves turn many times across a cell, and CPU and CUDA round
     # float32 differently.
     draws = uniform(keys, (3, WAVES)).to(torch.float64)  # [run, 3, wave]
     # Strata instead of plain draws for the radius: less error in the correlation of one field.
     strata = (torch.arange(WAVES, device=keys.device) + draws[:, 0]) / WAVES
     radius = torch.sqrt(1.0 / (1.0 - strata).clamp_min(1e-3) ** 2 - 1.0) / decorrelation_m
-    direction = 2.0 * math.pi * draws[:, 1]
-    shift = 2.0 * math.pi * draws[:, 2]
+    direction, shift = 2.0 * math.pi * draws[:, 1], 2.0 * math.pi * draws[:, 2]
     wave = torch.stack([radius * torch.cos(direction), radius * torch.sin(direction)], dim=1)
     flat = position.reshape(position.shape[0], -1, 2)  # [run, place, 2]
     step = max(1, _ELEMENTS // (WAVES * flat.shape[0]))

@@ -5,8 +5,8 @@ or [drop, path]. The names the tools themselves use are understood too (see `_NA
 axes of length one are dropped, and a single drop may leave out its axis.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,16 +27,9 @@ _NAMES = {
 _KNOWN = tuple(name for names in _NAMES.values() for name in names)
 
 
-@dataclass(frozen=True)
-class ImpulseResponses:
-    """Paths of every drop, in every slot."""
-
-    coefficients: np.ndarray  # complex amplitude [drop, path, slot]
-    delays_s: np.ndarray  # [drop, path, slot], or [drop, path, 1] where delays stay
-
-
-def read_impulse_responses(path: Path | str) -> ImpulseResponses:
-    """Read and check a `.mat` (up to version 7) or `.npz`."""
+def read_impulse_responses(path: Path | str) -> tuple[np.ndarray, np.ndarray]:
+    """Coefficients [drop, path, slot] and delays in seconds of a `.mat` (up to version 7) or
+    `.npz`; delays that stay are [drop, path, 1]."""
     path = Path(path)
     if path.suffix == ".mat":
         arrays = _read_mat(path)
@@ -60,17 +53,19 @@ def read_impulse_responses(path: Path | str) -> ImpulseResponses:
         raise UserError(f"drop {int(np.argmax(power))} in {str(path)!r} has more power than fits.")
     if not np.all(power > 0):
         raise UserError(f"drop {int(np.argmin(power))} in {str(path)!r} has no power at all.")
-    return ImpulseResponses(coefficients, delays.astype(np.float64))
+    return coefficients, delays.astype(np.float64)
 
 
-def sampled_gains(responses: ImpulseResponses, radio: RadioConfig) -> tuple[np.ndarray, np.ndarray]:
+def sampled_gains(
+    coefficients: np.ndarray, delays_s: np.ndarray, radio: RadioConfig
+) -> tuple[np.ndarray, np.ndarray]:
     """Sub-band gains [drop, slot, band] of unit mean, and the mean power of each drop [drop]."""
     offsets = frequency_offsets(radio).numpy()
-    drops, _, slots = responses.coefficients.shape
+    drops, _, slots = coefficients.shape
     gain = np.empty((drops, slots, radio.subbands), dtype=np.float32)
     mean = np.empty(drops)
-    for drop in range(drops):  # one at a time: delays may differ in every slot
-        paths, delays = responses.coefficients[drop], responses.delays_s[drop]
+    # One drop at a time: delays may differ in every slot.
+    for drop, (paths, delays) in enumerate(zip(coefficients, delays_s, strict=True)):
         mean[drop] = np.mean(np.abs(paths) ** 2, axis=1).sum()
         for band, frequencies in enumerate(offsets):
             gain[drop, :, band] = _mean_power(paths, delays, frequencies) / mean[drop]
@@ -102,22 +97,14 @@ def _pick(arrays: Mapping[str, np.ndarray], wanted: str, path: Path) -> np.ndarr
 
 
 def _drop_path_slot(array: np.ndarray, path: Path) -> np.ndarray:
-    """Coefficients without antenna axes of length one: [drop, path, slot]."""
-    shape = list(array.shape)
-    if array.ndim == 2:
-        array = array[None]
-    while array.ndim > 3:
-        single = [axis for axis in range(1, array.ndim - 2) if array.shape[axis] == 1]
-        if not single and array.shape[0] == 1:
-            single = [0]  # QuaDRiGa's [rx, tx, path, slot]: a single drop
-        if not single:
-            break
-        array = array.squeeze(single[0])
-    if array.ndim != 3 or 0 in array.shape:
+    """Coefficients as [drop, path, slot]: other axes, of antennas, must have length one."""
+    drops = [extent for extent in array.shape[:-2] if extent != 1]
+    if array.ndim < 2 or len(drops) > 1 or 0 in array.shape:
+        shape = list(array.shape)
         raise UserError(
             f"'coefficients' in {str(path)!r} has shape {shape}: [drop, path, slot] is needed."
         )
-    return array
+    return array.reshape(math.prod(drops), *array.shape[-2:])
 
 
 def _matching_delays(delays: np.ndarray, shape: tuple[int, ...], path: Path) -> np.ndarray:

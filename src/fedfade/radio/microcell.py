@@ -8,30 +8,24 @@ import math
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 LIGHT_MPS = 299_792_458.0
-TABLE = "tr38901_v16_1_umi_nlos"
 
 
 @cache
-def table(name: str = TABLE) -> Mapping[str, Any]:
+def table(name: str = "tr38901_v16_1_umi_nlos") -> Mapping[str, Any]:
     """A parameter table shipped with the package."""
-    text = (resources.files("fedfade.radio") / "tables" / f"{name}.json").read_text("utf-8")
-    parsed: Mapping[str, Any] = json.loads(text)
-    return parsed
+    file = resources.files("fedfade.radio") / "tables" / f"{name}.json"
+    return cast(Mapping[str, Any], json.loads(file.read_text("utf-8")))
 
 
 def log_normal_spread(name: str, carrier_hz: float, standard_normal: Tensor) -> Tensor:
-    """The spread (Table 7.5-6) that belongs to a standard normal draw: its logarithm is normal.
-
-    >>> log_normal_spread("delay_spread", 3.5e9, torch.tensor([-1.0, 0.0]))
-    tensor([4.2532e-08, 1.0309e-07])
-    """
+    """The spread (Table 7.5-6) that belongs to a standard normal draw: its logarithm is normal."""
     row = table()["large_scale"][name]
     # The table's footnote 7: below 2 GHz the UMi rows are evaluated at 2 GHz.
     lg_ghz = math.log10(1.0 + max(carrier_hz / 1e9, 2.0))
@@ -55,7 +49,6 @@ def path_loss_db(
     # The model is meant for tens of metres; at a distance of 0 its logarithm would be -inf.
     distance_3d = torch.sqrt(distance_m**2 + height_difference**2).clamp(min=1.0)
     lg_distance = torch.log10(distance_3d)
-
     # Breakpoint d'_BP = 4 h'_BS h'_UT f / c with heights above the effective environment.
     effective = rows["effective_height_m"]
     breakpoint_m = 4 * (bs_height_m - effective) * (client_height_m - effective)

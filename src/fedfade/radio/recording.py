@@ -49,10 +49,6 @@ def sample_drops(
     """Independent drops: each one client somewhere in a cell of its own.
 
     Drop i is the same whatever the number of drops.
-
-    >>> arrays = sample_drops(RadioConfig(), CellConfig(placement="redraw"), drops=3, seed=7)
-    >>> arrays["small_scale_gain"].shape
-    (3, 250, 4)
     """
     places, channel = Cell(cell, radio, clients=1), Channel(radio, cell, clients=1)
     spread_db = cell.ring_spread_db if cell.placement == "ring" else cell.shadowing_db
@@ -95,7 +91,7 @@ def import_drops(
     `told`: the fields of `radio` that somebody knows to hold for this file. All others but those
     the responses are sampled by are a preset's, and the metadata do not claim them.
     """
-    gain, mean = sampled_gains(read_impulse_responses(path), radio)
+    gain, mean = sampled_gains(*read_impulse_responses(path), radio)
     metadata = {
         "imported_from": Path(path).name,
         **dict(zip(("drops", "slots", "subbands"), gain.shape, strict=True)),

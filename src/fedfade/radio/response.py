@@ -54,10 +54,6 @@ def time_series(
     """Sums of rotating rays, one for each group of rays: [..., ray] -> complex [..., group, slot].
 
     At least `slots` instants come back, a few more where that makes whole rows of coarse steps.
-
-    >>> still = time_series(torch.zeros(1, 4), torch.zeros(1, 4), 2e-3, 250, groups=[3, 1])
-    >>> still.shape, still[0, :, 249].real.tolist()
-    (torch.Size([1, 2, 256]), [3.0, 1.0])
     """
     fine = 2 ** math.ceil(math.log2(math.sqrt(slots)))
     coarse = math.ceil(slots / fine)
@@ -65,12 +61,8 @@ def time_series(
     unit = torch.ones_like(per_slot, dtype=torch.complex64)
     near = _powers(unit, _phasor(per_slot), fine)  # [..., ray, fine]
     far = _powers(_phasor(phase), _phasor(per_slot * fine), coarse)  # [..., ray, coarse]
-    sums = [
-        (a.transpose(-1, -2) @ b).flatten(-2)  # [..., (coarse, fine)]
-        for a, b in zip(
-            torch.split(far, groups, dim=-2), torch.split(near, groups, dim=-2), strict=True
-        )
-    ]
+    pairs = zip(*(torch.split(part, groups, dim=-2) for part in (far, near)), strict=True)
+    sums = [(a.transpose(-1, -2) @ b).flatten(-2) for a, b in pairs]  # [..., (coarse, fine)]
     return torch.stack(sums, dim=-2)
 
 
@@ -95,28 +87,26 @@ def gains(rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int) -> Tensor:
 
 def gains_by_powers(rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int) -> Tensor:
     """The way of the CPU: few phasors, matrix products; any batch [...] -> [..., band, slot]."""
-    batch = rays.power.shape[:-1]
-    groups = subcluster_sizes()
-    series = time_series(rays.doppler_hz, rays.phase, slot_s, slots, groups)
-    amplitude = torch.sqrt(rays.power / sum(groups))
-    turn = _frequency_phasors(rays.delay_s, amplitude, offsets_hz)
+    batch, (bands, subcarriers) = rays.power.shape[:-1], offsets_hz.shape
+    series = time_series(rays.doppler_hz, rays.phase, slot_s, slots, subcluster_sizes())
+    weight, delay = _paths(rays)
+    centre = offsets_hz.mean(-1)
+    inside = offsets_hz[0] - centre[0]
+    at_centre = weight * _phasor(-centre[:, None] * delay)  # [..., band, path]
+    from_centre = _phasor(-inside[:, None] * delay)  # [..., subcarrier, path]
+    turn = (at_centre.unsqueeze(-2) * from_centre.unsqueeze(-3)).flatten(-3, -2)
     field = turn @ series.flatten(-3, -2)  # complex [..., (band, subcarrier), slot]
-    bands, subcarriers = offsets_hz.shape
     # Real and imaginary parts lie side by side: square, sum over subcarriers, then over the pair.
     energy = torch.view_as_real(field).flatten(-2).square_()
     energy = energy.reshape(*batch, bands, subcarriers, -1).sum(-2)
     return energy.reshape(*batch, bands, -1, 2)[..., :slots, :].sum(-1) / subcarriers
 
 
-def _frequency_phasors(delay_s: Tensor, amplitude: Tensor, offsets_hz: Tensor) -> Tensor:
-    """Amplitude and phase of every path: [..., frequency, (cluster, subcluster)]."""
-    delay = delay_s.flatten(-2).unsqueeze(-2)  # [..., 1, path]
-    weight = amplitude.unsqueeze(-1).expand_as(delay_s).flatten(-2).unsqueeze(-2)
-    centre = offsets_hz.mean(-1)
-    inside = offsets_hz[0] - centre[0]
-    at_centre = weight * _phasor(-centre[:, None] * delay)  # [..., band, path]
-    from_centre = _phasor(-inside[:, None] * delay)  # [..., subcarrier, path]
-    return (at_centre.unsqueeze(-2) * from_centre.unsqueeze(-3)).flatten(-3, -2)
+def _paths(rays: Rays) -> tuple[Tensor, Tensor]:
+    """Amplitude and delay of every path, a sub-cluster: [..., 1, (cluster, subcluster)]."""
+    amplitude = torch.sqrt(rays.power / rays.phase.shape[-1]).unsqueeze(-1)
+    weight = amplitude.expand_as(rays.delay_s).flatten(-2).unsqueeze(-2)
+    return weight, rays.delay_s.flatten(-2).unsqueeze(-2)
 
 
 # --- on a GPU ----------------------------------------------------------------------------------
@@ -146,7 +136,10 @@ def gains_by_sines(
     batch = rays.power.shape[:-1]
     bands, subcarriers = offsets_hz.shape
     series = _rotating_sums(rays, slot_s, -(-slots // 8) * 8, groups)  # whole rows
-    turn = _path_weights(rays, offsets_hz.flatten(), sum(groups))
+    weight, delay = _paths(rays)
+    cos, sin = (weight * part for part in _circle(-offsets_hz.flatten()[:, None] * delay))
+    # Complex weights as a real matrix: [..., (part, frequency), (part, path)].
+    turn = torch.cat([torch.cat([cos, -sin], dim=-1), torch.cat([sin, cos], dim=-1)], dim=-2)
     field = torch.matmul(turn, series)  # [..., (part, band, subcarrier), slot]
     energy = field.square().view(*batch, 2, bands, subcarriers, -1).sum((-4, -2))
     return energy[..., :slots] / subcarriers
@@ -166,16 +159,6 @@ def _rotating_sums(rays: Rays, slot_s: float, slots: int, groups: tuple[int, ...
         imaginary.append(im)
     both = [torch.stack(part, dim=-2).flatten(-3, -2) for part in (real, imaginary)]
     return torch.cat(both, dim=-2)
-
-
-def _path_weights(rays: Rays, offsets_hz: Tensor, rays_each: int) -> Tensor:
-    """Complex weights as a real matrix: [..., (part, frequency), (part, path)]."""
-    amplitude = torch.sqrt(rays.power / rays_each).unsqueeze(-1)
-    weight = amplitude.expand_as(rays.delay_s).flatten(-2).unsqueeze(-2)  # [..., 1, path]
-    delay = rays.delay_s.flatten(-2).unsqueeze(-2)
-    cos, sin = (weight * part for part in _circle(-offsets_hz[:, None] * delay))
-    rows = [torch.cat([cos, -sin], dim=-1), torch.cat([sin, cos], dim=-1)]
-    return torch.cat(rows, dim=-2)
 
 
 @cache
