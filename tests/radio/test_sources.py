@@ -179,7 +179,7 @@ def test_wrong_gains_end_in_a_sentence(name: str, sentence: str) -> None:
         ("tests.radio.test_sources:Silent", "source .* has no 'gains': fedfade.radio.FadingSource"),
     ],
 )
-def test_sources_that_are_none(source: str, sentence: str) -> None:
+def test_what_is_no_source_is_refused(source: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         Channel(RadioConfig(source=source), CELL, clients=3)
 

@@ -80,14 +80,14 @@ class Channel:
         name = self.radio.source
         if name in FADING.built_in:
             return self.source.gains(keys, at)
-        wrong = f"radio.source = {name!r}"
+        source = f"radio.source = {name!r}"
         try:
             gain = self.source.gains(keys, at)
         except Exception as error:
             if isinstance(error, UserError) or out_of_memory(error, "") is not None:
                 raise
             kind, reason = type(error).__name__, one_line(error)
-            raise UserError(f"{wrong} raised {kind} in gains: {reason}.") from error
+            raise UserError(f"{source} raised {kind} in gains: {reason}.") from error
         shape = [*keys.shape, self.radio.slots, self.radio.subbands]
         needed = f"torch.float32 {shape} on {keys.device}"
         found = type(gain).__name__
@@ -95,7 +95,7 @@ class Channel:
             found = f"{gain.dtype} {list(gain.shape)} on {gain.device}"
         if found != needed:
             axes = "[episode, client, slot, band]"
-            raise UserError(f"{wrong} returned {found}: gains {axes} must be {needed}.")
+            raise UserError(f"{source} returned {found}: gains {axes} must be {needed}.")
         if not bool((gain.isfinite() & (gain >= 0)).all()):
-            raise UserError(f"{wrong} returned gains that are negative, NaN or infinite.")
+            raise UserError(f"{source} returned gains that are negative, NaN or infinite.")
         return gain

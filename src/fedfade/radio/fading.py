@@ -33,7 +33,7 @@ class FadingSource(Protocol):
 
 
 class IndependentFading:
-    """Clients that fade independently of each other, drawn so many client-rounds at a time."""
+    """Clients that fade independently of each other: their rounds are drawn in chunks."""
 
     def __init__(
         self, radio: RadioConfig, cell: CellConfig, clients: int, device: torch.device

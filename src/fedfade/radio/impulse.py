@@ -50,7 +50,7 @@ def read_impulse_responses(path: Path | str) -> tuple[np.ndarray, np.ndarray]:
         coefficients = coefficients.astype(np.complex64)
         power = np.mean(np.abs(coefficients) ** 2, axis=(1, 2))
     if not np.all(np.isfinite(power)):
-        raise UserError(f"drop {int(np.argmax(power))} in {str(path)!r} has more power than fits.")
+        raise UserError(f"drop {int(np.argmax(power))} in {str(path)!r} has more power than float32 holds.")
     if not np.all(power > 0):
         raise UserError(f"drop {int(np.argmin(power))} in {str(path)!r} has no power at all.")
     return coefficients, delays.astype(np.float64)

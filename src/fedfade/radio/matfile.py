@@ -51,7 +51,7 @@ def read_mat(
             unpacked = _unpack(data, max_bytes + 4096, order)
             if len(unpacked) == max_bytes + 4096:
                 raise TooLarge(name)
-            (_, inside), *_ = _elements(unpacked, order)
+            _, inside = next(_elements(unpacked, order))
         else:
             inside = data
         if (array := _array(inside, order, max_bytes)) is not None:
