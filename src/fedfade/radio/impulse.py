@@ -49,10 +49,10 @@ def read_impulse_responses(path: Path | str) -> tuple[np.ndarray, np.ndarray]:
     with np.errstate(over="ignore"):
         coefficients = coefficients.astype(np.complex64)
         power = np.mean(np.abs(coefficients) ** 2, axis=(1, 2))
-    if not np.all(np.isfinite(power)):
-        raise UserError(f"drop {int(np.argmax(power))} in {str(path)!r} has more power than float32 holds.")
-    if not np.all(power > 0):
-        raise UserError(f"drop {int(np.argmin(power))} in {str(path)!r} has no power at all.")
+    unfit = {"more power than float32 holds": ~np.isfinite(power), "no power at all": power == 0}
+    for has, wrong in unfit.items():
+        if wrong.any():
+            raise UserError(f"drop {int(wrong.argmax())} in {str(path)!r} has {has}.")
     return coefficients, delays.astype(np.float64)
 
 

@@ -30,6 +30,11 @@ class TooLarge(ValueError):
     """An array that claims more than is read; its text names it."""
 
 
+def _require(intact: bool, fault: str) -> None:
+    if not intact:
+        raise BrokenMat(fault)
+
+
 def read_mat(
     content: bytes, wanted: Set[str], max_bytes: int
 ) -> tuple[dict[str, np.ndarray], list[str]]:
@@ -52,8 +57,6 @@ def read_mat(
             if len(unpacked) == max_bytes + 4096:
                 raise TooLarge(name)
             _, inside = next(_elements(unpacked, order))
-        else:
-            inside = data
         if (array := _array(inside, order, max_bytes)) is not None:
             arrays[name] = array
     return arrays, names
@@ -62,18 +65,15 @@ def read_mat(
 def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
     """Elements one after another; each must lie inside `data`."""
     while data:
-        if len(data) < 8:
-            raise BrokenMat("a tag is cut off")
+        _require(len(data) >= 8, "a tag is cut off")
         kind, length = np.frombuffer(data[:8], f"{order}u4").tolist()
         if kind >> 16:  # up to four bytes share the tag with type and length
             kind, length = kind & 0xFFFF, kind >> 16
-            if length > 4:
-                raise BrokenMat("a small element that is not small")
+            _require(length <= 4, "a small element that is not small")
             yield kind, data[4 : 4 + length]
             data = data[8:]
             continue
-        if length > len(data) - 8:
-            raise BrokenMat("an element longer than the file")
+        _require(length <= len(data) - 8, "an element longer than the file")
         yield kind, data[8 : 8 + length]
         padding = 0 if kind == _COMPRESSED else -length % 8
         data = data[8 + length + padding :]
@@ -92,19 +92,16 @@ def _unpack(data: memoryview, limit: int, order: str) -> memoryview:
 
 def _name(data: memoryview, order: str) -> str:
     head = list(islice(_elements(data, order), 3))  # flags, extents, name
-    if len(head) < 3:
-        raise BrokenMat("an array without a name")
+    _require(len(head) == 3, "an array without a name")
     kind, name = head[2]
-    if kind not in (1, 2):
-        raise BrokenMat("a name that is not text")
+    _require(kind in (1, 2), "a name that is not text")
     return bytes(name).decode("latin1")
 
 
 def _array(data: memoryview, order: str, max_bytes: int) -> np.ndarray | None:
     """A full numeric array; None for structures, texts and the like."""
     parts = list(_elements(data, order))  # flags, extents, name, real and imaginary part
-    if len(parts) < 3 or len(parts[0][1]) != 8:
-        raise BrokenMat("an array without flags")
+    _require(len(parts) >= 3 and len(parts[0][1]) == 8, "an array without flags")
     bits = int(np.frombuffer(parts[0][1], f"{order}u4")[0])
     if bits & 0xFF not in _NUMERIC_CLASSES:
         return None
@@ -115,23 +112,18 @@ def _array(data: memoryview, order: str, max_bytes: int) -> np.ndarray | None:
     if 16 * count > max_bytes:
         raise TooLarge(bytes(parts[2][1]).decode("latin1"))
     has_imaginary = bool(bits >> 8 & _COMPLEX)
-    if len(parts) < 4 + has_imaginary:
-        raise BrokenMat("an array without numbers")
+    _require(len(parts) >= 4 + has_imaginary, "an array without numbers")
     values = _numbers(*parts[3], order)
     if has_imaginary:
         imaginary = _numbers(*parts[4], order)
-        if len(imaginary) != len(values):
-            raise BrokenMat("real and imaginary parts of different length")
+        _require(len(imaginary) == len(values), "real and imaginary parts of different length")
         values = values + 1j * imaginary
-    if len(values) != count:
-        raise BrokenMat("extents that do not fit the numbers")
+    _require(len(values) == count, "extents that do not fit the numbers")
     return values.reshape(shape.tolist(), order="F")
 
 
 def _numbers(kind: int, data: memoryview, order: str) -> np.ndarray:
-    if kind not in _NUMBERS:
-        raise BrokenMat("an unknown type of number")
+    _require(kind in _NUMBERS, "an unknown type of number")
     dtype = np.dtype(order + _NUMBERS[kind])
-    if len(data) % dtype.itemsize:
-        raise BrokenMat("half a number")
+    _require(len(data) % dtype.itemsize == 0, "half a number")
     return np.frombuffer(data, dtype).astype(dtype.newbyteorder("="))
