@@ -82,6 +82,7 @@ def test_shadowing_decorrelates_exponentially(metres: float) -> None:
     assert float(value.std()) == pytest.approx(1.0, abs=0.03)
     correlation = float((value[:, 0] * value[:, 1]).mean())
     assert correlation == pytest.approx(np.exp(-metres / 13.0), abs=0.06)
+    assert torch.equal(value[:, 0], value[:, 1]) == (metres == 0.0)
 
 
 def test_shadowing_is_shared_by_place_and_spreads_follow_it() -> None:
