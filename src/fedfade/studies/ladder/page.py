@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedfade.radio.scenario import LIGHT_MPS
+from fedfade.radio import LIGHT_MPS
 from fedfade.storage import save_figure, write_text
 from fedfade.studies.ladder.federated import accuracy_places
 from fedfade.studies.ladder.rungs import OWN, Ladder
