@@ -16,7 +16,7 @@ import torch
 from fedfade.bench.timing import Figures, machine, median_cpu_ms
 from fedfade.config import CellConfig, RadioConfig
 from fedfade.device import one_thread
-from fedfade.radio import Cell, Channel
+from fedfade.radio import Cell, Channel, frequency_offsets
 
 CLIENTS, EPISODES = 10, 20
 SIONNA_CLIENT_ROUNDS = 20
@@ -64,7 +64,7 @@ def _sionna(repeats: int) -> Figures:
 
     radio = RadioConfig()
     model = _sionna_model(radio)
-    frequencies = Channel(radio, CellConfig(), 1).frequencies_hz
+    frequencies = frequency_offsets(radio)
 
     def batch() -> object:
         coefficients, delays = model(radio.slots, 1.0 / radio.slot_s)

@@ -9,7 +9,7 @@ from fedfade.agents import MonotonicMixer, Trainer
 from fedfade.config import RadioConfig
 from fedfade.graphs import Work, record
 from fedfade.learning.batched import ALIGNED, groups_of_samples
-from fedfade.radio.rays import subcluster_sizes
+from fedfade.radio import subcluster_sizes
 
 
 class Layer(NamedTuple):
