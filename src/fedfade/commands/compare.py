@@ -114,13 +114,14 @@ def _with_shipped(config: Config, console: Console) -> dict[str, list[str]]:
 
 
 def _print_summary(rows: Sequence[Row], clients: int, scopes: Mapping[str, str]) -> None:
-    from fedfade.experiments.report import HEADINGS, genie_line, summaries, table_cells, verdict
+    from fedfade.experiments.report import genie_line, summary_table, verdict
 
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    for place, heading in enumerate(HEADINGS):
+    headings, lines = summary_table(rows, scopes)
+    for place, heading in enumerate(headings):
         table.add_column(heading, justify="left" if place < 2 else "right", no_wrap=place > 0)
-    for line in summaries(rows):
-        table.add_row(*table_cells(line, scopes))
+    for line in lines:
+        table.add_row(*line)
     console = Console()
     if not console.is_terminal:
         console.width = 110  # a file or pipe has no width of its own

@@ -1,13 +1,14 @@
 """One self-contained page a person can read: figures inside, nothing loaded from outside."""
 
-from __future__ import annotations
-
 import base64
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from importlib import resources
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from string import Template
+from typing import Any, NamedTuple
 
 from fedfade.allocation import GENIE, PERFECT
 from fedfade.config import Config
@@ -18,16 +19,29 @@ from fedfade.storage import write_text
 
 _LEFT_OUT_LINES = 40
 
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto;
-       padding: 0 1rem; color: #222; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
-table { border-collapse: collapse; width: 100%; font-size: .92rem; }
-th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid #ddd; }
-th:first-child, td:first-child { text-align: left; }
-img { max-width: 100%; } pre { background: #f5f5f5; padding: .8rem; overflow-x: auto; }
-.best { font-weight: 600; } .quiet { color: #666; }
-"""
+
+class Column(NamedTuple):
+    """A column of the summary table: NaN is shown as a dash."""
+
+    heading: str
+    format: str
+    value: Callable[[Summary], object]
+
+    def cell(self, line: Summary) -> str:
+        """The value as text."""
+        value = self.value(line)
+        return "-" if value != value else self.format.format(value)  # noqa: PLR0124 - NaN
+
+
+COLUMNS = [
+    Column("acc. %", "{:.1f}", lambda line: 100 * line.accuracy[0]),
+    Column("10-90 %", "{0[0]:.1f}-{0[1]:.1f}", lambda line: [100 * a for a in line.accuracy[1:]]),
+    Column("uploads", "{:.2f}", lambda line: line.uploads),
+    Column("empty %", "{:.0f}", lambda line: 100 * line.empty_rounds),
+    Column("wasted %", "{:.0f}", lambda line: 100 * line.wasted),
+    Column("fair", "{:.2f}", lambda line: line.fairness),
+    Column("Mbit/s", "{:.1f}", lambda line: line.sum_rate_bps / 1e6),
+]
 
 
 def summaries(rows: Sequence[Row]) -> list[Summary]:
@@ -91,37 +105,16 @@ def verdict(rows: Sequence[Row], clients: int) -> str:
     return " ".join(parts)
 
 
-def table_cells(line: Summary, scopes: Mapping[str, str]) -> list[str]:
-    """The summary line as text, for the terminal and the page alike."""
-    middle, low, high = line.accuracy
-    return [
-        line.policy,
-        scopes.get(line.policy, "bound"),
-        f"{100 * middle:.1f}",
-        f"{100 * low:.1f}-{100 * high:.1f}",
-        f"{line.uploads:.2f}",
-        f"{100 * line.empty_rounds:.0f}",
-        _percent(line.wasted),
-        "-" if math.isnan(line.fairness) else f"{line.fairness:.2f}",
-        "-" if math.isnan(line.sum_rate_bps) else f"{line.sum_rate_bps / 1e6:.1f}",
+def summary_table(
+    rows: Sequence[Row], scopes: Mapping[str, str], columns: Sequence[Column] = COLUMNS
+) -> tuple[list[str], list[list[str]]]:
+    """Headings, and a line of text per policy, for the terminal and the page alike."""
+    headings = ["policy", "knows", *(column.heading for column in columns)]
+    lines = [
+        [line.policy, scopes.get(line.policy, "bound"), *(column.cell(line) for column in columns)]
+        for line in summaries(rows)
     ]
-
-
-HEADINGS = [
-    "policy",
-    "knows",
-    "acc. %",
-    "10-90 %",
-    "uploads",
-    "empty %",
-    "wasted %",
-    "fair",
-    "Mbit/s",
-]
-
-
-def _percent(value: float) -> str:
-    return "-" if math.isnan(value) else f"{100 * value:.0f}"
+    return headings, lines
 
 
 def genie_line(rows: Sequence[Row]) -> str | None:
@@ -161,52 +154,17 @@ def _spans(numbers: Sequence[int]) -> str:
     >>> _spans([0, 1, 2, 5]), _spans([4])
     ('rounds 0-2, 5', 'round 4')
     """
-    spans: list[list[int]] = []
-    for number in sorted(numbers):
-        if spans and number == spans[-1][-1] + 1:
-            spans[-1][1:] = [number]
-        else:
-            spans.append([number])
-    text = ", ".join("-".join(map(str, span)) for span in spans)
-    return f"round{'s' if len(numbers) > 1 else ''} {text}"
+    spans = []
+    for _, group in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
+        first, *rest = (number for _, number in group)
+        spans.append(f"{first}-{rest[-1]}" if rest else str(first))
+    return f"round{'s' if len(numbers) > 1 else ''} {', '.join(spans)}"
 
 
 def write_report(
     folder: Path, config: Config, record: Mapping[str, Any], rows: Sequence[Row]
 ) -> Path:
     """Draw all figures and write `report.html`; returns its path."""
-    clients = config.learning.clients
-    pictures = {
-        "accuracy": figures.accuracy_figure(rows),
-        "uploads": figures.uploads_figure(rows, clients),
-        "served": figures.served_figure(rows, clients),
-        "waste": figures.waste_figure(rows),
-    }
-    images = {}
-    for name, figure in pictures.items():
-        path = folder / "figures" / f"{name}.png"
-        save(figure, path)
-        images[name] = base64.b64encode(path.read_bytes()).decode("ascii")
-    path = folder / "report.html"
-    write_text(path, _page(config, record, rows, images, (folder / "config.yaml").read_text()))
-    return path
-
-
-def _page(
-    config: Config,
-    record: Mapping[str, Any],
-    rows: Sequence[Row],
-    images: Mapping[str, str],
-    config_text: str,
-) -> str:
-    table = summaries(rows)
-    best = level_with_best(rows)
-    scopes = record.get("scopes") or {}
-    lines = []
-    for line in table:
-        mark = ' class="best"' if line.policy in best else ""
-        cells = "".join(f"<td>{escape(cell)}</td>" for cell in table_cells(line, scopes))
-        lines.append(f"<tr{mark}>{cells}</tr>")
     learning, radio, run = config.learning, config.radio, config.run
     setting = (
         f"{learning.clients} clients, {radio.subbands} sub-bands, {radio.slots} slots a round, "
@@ -217,35 +175,44 @@ def _page(
         f"fedfade {record.get('fedfade')}, commit {record.get('commit') or 'unknown'}, "
         f"torch {record.get('torch')}, {record.get('device')}, started {record.get('started')}"
     )
+    headings, table = summary_table(rows, record.get("scopes") or {})
+    best, lines = level_with_best(rows), ""
+    for cells in table:
+        mark = ' class="best"' if cells[0] in best else ""
+        lines += f"<tr{mark}>{_tagged('td', cells)}</tr>"
+    page = Template((resources.files(__package__) / "report.html").read_text()).substitute(
+        setting=escape(setting),
+        verdict=escape(verdict(rows, learning.clients)),
+        head=_tagged("th", headings),
+        lines=lines,
+        genie=escape(genie_line(rows) or ""),
+        left_out=_tagged("p", left_out_lines(rows)),
+        pictures=_pictures(folder / "figures", rows, learning.clients),
+        command=escape(str(record.get("command"))),
+        made=escape(made),
+        config=escape((folder / "config.yaml").read_text()),
+    )
+    write_text(folder / "report.html", page)
+    return folder / "report.html"
 
-    def picture(name: str, text: str) -> str:
-        return f'<p><img alt="{escape(text)}" src="data:image/png;base64,{images[name]}"></p>'
 
-    head = "".join(f"<th>{escape(word)}</th>" for word in HEADINGS)
-    bad = "".join(f"<p>{escape(line)}</p>" for line in left_out_lines(rows))
-    genie = genie_line(rows)
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>fedfade: who should send where?</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<style>{_STYLE}</style></head><body>
-<h1>Who should send where?</h1>
-<p class="quiet">{escape(setting)}</p>
-<p>{escape(verdict(rows, learning.clients))}</p>
-<table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table>
-<p class="quiet">Knows: what the policy may see (local: own fading and progress, everybody's
-large-scale gain; feedback: also who has finished; csi: also everybody's fading; central:
-everything). Final test accuracy:
-median over seeds and 10-90 % range. Uploads: clients that delivered in a round, mean. Empty:
-rounds in which nobody delivered and the model stayed. Wasted: bits of uploads that were not
-finished in time. Fairness: Jain's index of uploads per client, 1 = all equal. Mbit/s: sum rate,
-mean over slots. {escape(genie or "")}</p>{bad}
-<h2>Accuracy</h2>{picture("accuracy", "test accuracy against rounds")}
-<h2>Uploads per round</h2>{picture("uploads", "uploads per round")}
-<h2>Who is served</h2>{picture("served", "share of rounds each client delivered")}
-<h2>Where the bits go</h2>{picture("waste", "bits delivered and wasted")}
-<h2>How this was made</h2>
-<pre>{escape(str(record.get("command")))}</pre>
-<p class="quiet">{escape(made)}</p>
-<details><summary>Full configuration</summary><pre>{escape(config_text)}</pre></details>
-</body></html>
-"""
+def _tagged(tag: str, texts: Sequence[str]) -> str:
+    return "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts)
+
+
+def _pictures(folder: Path, rows: Sequence[Row], clients: int) -> str:
+    """Draw into a folder; returns the sections of the page, images inside."""
+    accuracy, uploads = figures.accuracy_figure(rows), figures.uploads_figure(rows, clients)
+    served, waste = figures.served_figure(rows, clients), figures.waste_figure(rows)
+    sections = []
+    for name, figure, heading, text in [
+        ("accuracy", accuracy, "Accuracy", "test accuracy against rounds"),
+        ("uploads", uploads, "Uploads per round", "uploads per round"),
+        ("served", served, "Who is served", "share of rounds each client delivered"),
+        ("waste", waste, "Where the bits go", "bits delivered and wasted"),
+    ]:
+        save(figure, folder / f"{name}.png")
+        image = base64.b64encode((folder / f"{name}.png").read_bytes()).decode("ascii")
+        source = f"data:image/png;base64,{image}"
+        sections.append(f'<h2>{heading}</h2><p><img alt="{text}" src="{source}"></p>')
+    return "\n".join(sections)
