@@ -284,7 +284,7 @@ def begun(trace: Path, parent: int | None = None) -> list[str]:
 def test_a_ray_cluster_that_loses_a_node(tmp_path: Path, monkeypatch, ray_home) -> None:
     """Two nodes, one killed half way: every point once in the results, none missing."""
     pytest.importorskip("ray", reason="needs fedfade[ray]")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{ROOT}")
     trace = tmp_path / "trace"
     monkeypatch.setenv("FEDFADE_TRACE", str(trace))
     monkeypatch.setenv("FEDFADE_PAUSE_S", "0.7")

@@ -24,19 +24,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedfade import __version__
+from fedfade import __version__, storage
 from fedfade.config import Config, differences, load_config, render_config
 from fedfade.errors import UserError
 from fedfade.experiments.inputs import agents_digest, check_inputs, inputs_of
-from fedfade.storage import (
-    folder_lock,
-    is_temporary,
-    read_json,
-    take_back,
-    write_json,
-    write_text,
-    writing,
-)
 
 # Where a run happens does not change what it computes.
 FREE_FIELDS = ("run.device", "run.checkpoint_s", "learning.data_dir")
@@ -101,26 +92,23 @@ class RunFolder:
     """One folder for one configuration; opened under a lock, continued by the same command."""
 
     def __init__(self, path: Path, config: Config, device: torch.device) -> None:
-        self.path = path
-        self.config = config
+        self.path, self.config, self._device = path, config, device
         self.metrics = path / "metrics.csv"
         self.checkpoint = path / "checkpoint.safetensors"
-        self._record = path / "run.json"
-        self._asked = path / "config.yaml"
-        self._device = device
+        self._record, self._asked = path / "run.json", path / "config.yaml"
 
     @contextmanager
     def open(self) -> Iterator[None]:
         """Hold the folder, refusing one of another configuration, of other agents or in use."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"--out {str(self.path)!r} is a file: it must be a folder.")
-        with folder_lock(self.path):
+        with storage.folder_lock(self.path):
             self._check_config()
             new = not self._record.exists()
             if new:
                 record = provenance(self.config, self._device)  # may refuse the agents
-                write_text(self._asked, render_config(self.config))
-                write_json(self._record, record)
+                storage.write_text(self._asked, render_config(self.config))
+                storage.write_json(self._record, record)
             else:
                 check_inputs(self.path, self.config, self.record)
             try:
@@ -128,12 +116,14 @@ class RunFolder:
             except UserError:
                 if new and not self.metrics.exists() and not self.checkpoint.exists():
                     # Refused before it began: the corrected command may have the folder.
-                    take_back(self._record, self._asked)
+                    storage.take_back(self._record, self._asked)
                 raise
 
     def _check_config(self) -> None:
         own = {".lock", self._asked.name}  # all that a run killed at its birth leaves
-        others = [p.name for p in self.path.iterdir() if p.name not in own and not is_temporary(p)]
+        others = [
+            p.name for p in self.path.iterdir() if p.name not in own and not storage.is_temporary(p)
+        ]
         if others and not self._record.exists():
             raise UserError(
                 f"--out {str(self.path)!r} holds other things ({min(others)!r}): choose an "
@@ -147,25 +137,23 @@ class RunFolder:
             )
 
     @property
-    def record(self) -> dict[str, Any]:
-        """The run's provenance."""
+    def record(self) -> dict[str, Any]:  # the run's provenance
         return _read_record(self._record)
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are done."""
         return self._record.exists() and self.record.get("finished") is not None
 
     def finish(self, **facts: object) -> None:
         """Mark the run as done, note facts about it, and drop its checkpoint."""
-        write_json(self._record, self.record | facts | {"finished": _now()})
+        storage.write_json(self._record, self.record | facts | {"finished": _now()})
         self.checkpoint.unlink(missing_ok=True)
 
     def save_checkpoint(self, rounds_done: int, tensors: Mapping[str, Tensor]) -> None:
         """Everything needed to go on after `rounds_done` rounds."""
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         facts = {"rounds_done": str(rounds_done), "sha256": digest(plain)}
-        with writing(self.checkpoint) as temporary:
+        with storage.writing(self.checkpoint) as temporary:
             temporary.write_bytes(save(plain, facts))
 
     def load_checkpoint(self) -> tuple[int, dict[str, Tensor]] | None:
@@ -199,7 +187,7 @@ def open_finished(path: Path) -> tuple[Config, dict[str, Any]]:
 
 
 def _read_record(path: Path) -> dict[str, Any]:
-    answer = read_json(path)
+    answer = storage.read_json(path)
     scopes = answer.get("scopes", {}) if isinstance(answer, dict) else None
     if not isinstance(scopes, dict) or not all(isinstance(s, str) for s in scopes.values()):
         raise UserError(f"{str(path)!r} is not a run record.")

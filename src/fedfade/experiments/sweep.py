@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import pandas as pd
 import yaml
@@ -54,8 +54,7 @@ class SweepConfig(BaseModel):
     retries: int = Field(3, ge=0, le=100, description="new attempts after the loss of a worker")
 
 
-@dataclass(frozen=True)
-class SweepPoint:
+class SweepPoint(NamedTuple):
     """One configuration of a sweep."""
 
     name: str
@@ -64,8 +63,7 @@ class SweepPoint:
     config: Config
 
 
-@dataclass(frozen=True)
-class Sweep:
+class Sweep(NamedTuple):
     """All points of a sweep."""
 
     asked: SweepConfig
@@ -158,16 +156,14 @@ Compute = Callable[[Sequence[Task], Share], Iterable[tuple[Task, str | None]]]
 class SweepProgress:
     """How far a sweep is."""
 
-    total: int
-    skipped: int
-    done: int = 0
+    done: int  # also by earlier runs of the sweep
     failed: int = 0
     parts: dict[str, float] = field(default_factory=dict)  # running points
 
     @property
     def points(self) -> float:
         """Points done, with parts of those running."""
-        return self.skipped + self.done + self.failed + sum(self.parts.values())
+        return self.done + self.failed + sum(self.parts.values())
 
 
 def run_sweep(
@@ -179,13 +175,17 @@ def run_sweep(
         asked = sweep.asked.model_dump(by_alias=True)
         write_text(out / "sweep.yaml", yaml.safe_dump(asked, sort_keys=False))
         tasks = [
-            Task(point.name, sweep.asked.command, point.config, _folder(out, point))
+            Task(point.name, sweep.asked.command, point.config, out / "points" / point.name)
             for point in sweep.points
             if _finished_lines(command, point, out) is None
         ]
-        progress = SweepProgress(len(sweep.points), len(sweep.points) - len(tasks))
+        progress = SweepProgress(done=len(sweep.points) - len(tasks))
         failures: dict[str, str] = {}
         tell(progress)
+
+        def write_table() -> None:
+            table = sweep_table(sweep, out, failures).to_csv(index=False, lineterminator="\n")
+            write_text(out / "sweep.csv", table)
 
         def share(name: str, part: float) -> None:
             progress.parts[name] = min(part, 0.99)
@@ -201,24 +201,19 @@ def run_sweep(
                     progress.failed += 1
                     failures[task.name] = failure
                 tell(progress)
-                now = time.monotonic()
-                if now > due:
-                    write_table(sweep, out, failures)
+                if (now := time.monotonic()) > due:
+                    write_table()
                     took = time.monotonic() - now
                     due = time.monotonic() + max(_TABLE_S, took / _TABLE_SHARE)
         finally:
-            write_table(sweep, out, failures)
+            write_table()
         return failures
-
-
-def _folder(out: Path, point: SweepPoint) -> Path:
-    return out / "points" / point.name
 
 
 def _finished_lines(command: SweepCommand, point: SweepPoint, out: Path) -> list[Line] | None:
     """What a point adds to the table; None if it needs work, and a damaged folder does."""
     try:
-        return command.lines(point.config, _folder(out, point))
+        return command.lines(point.config, out / "points" / point.name)
     except UserError:
         return None
 
@@ -228,7 +223,11 @@ def sweep_table(sweep: Sweep, out: Path, failures: Mapping[str, str]) -> pd.Data
     command: SweepCommand = SWEEP_COMMANDS.make(sweep.asked.command)
     lines: list[Line] = []
     for point in sweep.points:
-        head: Line = {"point": point.name, **point.varied, "seed": point.seed}
+        varied = {
+            name: json.dumps(value, default=str) if isinstance(value, (list, dict)) else value
+            for name, value in point.varied.items()
+        }
+        head: Line = {"point": point.name, **varied, "seed": point.seed}
         results = _finished_lines(command, point, out)
         if results is not None:
             lines += [head | {"status": "done"} | result for result in results]
@@ -239,21 +238,13 @@ def sweep_table(sweep: Sweep, out: Path, failures: Mapping[str, str]) -> pd.Data
     return pd.DataFrame(lines, dtype=object)  # whole numbers stay whole where some are missing
 
 
-def write_table(sweep: Sweep, out: Path, failures: Mapping[str, str]) -> None:
-    """`sweep.csv`, whole or not at all."""
-    table = sweep_table(sweep, out, failures).map(
-        lambda value: json.dumps(value, default=str) if isinstance(value, (list, dict)) else value
-    )
-    write_text(out / "sweep.csv", table.to_csv(index=False, lineterminator="\n"))
-
-
 def seed_means(sweep: Sweep, table: pd.DataFrame) -> pd.DataFrame:
     """Finished lines, averaged over the seeds of each point and policy."""
     varied = dict.fromkeys(name for point in sweep.points for name in point.varied)
     done = table[table["status"] == "done"]
     if done.empty:
         return done
-    place = done[[*varied, "policy"]]  # values may be lists, so they are told apart as text
+    place = done[[*varied, "policy"]]  # told apart as text: None is not a missing value
     group = place.map(str).groupby(list(place), sort=False, dropna=False).ngroup()
     head = place[~group.duplicated()].reset_index(drop=True)
     head = head.map(lambda value: "" if value != value else value)  # noqa: PLR0124 - NaN

@@ -8,7 +8,6 @@ out of memory, its machine gone) is replaced and the task tried again; what a ta
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE, Popen, TimeoutExpired
 from typing import Any
 
 import torch
@@ -66,14 +66,12 @@ class _Worker:
     def __init__(self, task: Task, attempt: int, threads: int) -> None:
         self.task, self.attempt = task, attempt
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended
-        self._process = subprocess.Popen(
-            # -P: modules in the working folder are not imported in place of ours.
-            [sys.executable, "-P", "-m", "fedfade.experiments.workers"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            process_group=0,  # Ctrl-C is for us; workers are told in `stop`
-            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+        # -P: modules in the working folder are not imported in place of ours. A process group of
+        # its own: Ctrl-C is for us, and we ask workers to stop.
+        words = [sys.executable, "-P", "-m", "fedfade.experiments.workers"]
+        given = os.environ | {"OMP_NUM_THREADS": str(threads)}
+        self._process = Popen(
+            words, stdin=PIPE, stdout=PIPE, stderr=self._errors, process_group=0, env=given
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -109,7 +107,7 @@ class _Worker:
     def end(self, deadline: float) -> None:
         try:
             self._process.wait(timeout=max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             self._process.kill()
             self._process.wait()
         self._errors.close()
