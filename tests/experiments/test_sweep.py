@@ -144,6 +144,36 @@ def test_modules_in_the_working_folder_stay_out_of_workers(tmp_path: Path, monke
     assert (tmp_path / "trace").exists()
 
 
+OWN_COMMAND = """
+class Count:
+    marker = "clients.txt"
+
+    def run(self, config, folder, tell):
+        folder.mkdir(parents=True)
+        tell(1, 2)
+        (folder / self.marker).write_text(str(config.learning.clients))
+
+    def lines(self, config, folder):
+        path = folder / self.marker
+        return [{"policy": "none", "clients": int(path.read_text())}] if path.exists() else None
+"""
+
+
+def test_a_command_of_the_users_own(fedfade, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "own_command.py").write_text(OWN_COMMAND)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    monkeypatch.chdir(tmp_path)
+    path = sweep_file(tmp_path, command="own_command:Count", grid={"learning.clients": [3, 4]})
+    answer = fedfade("sweep", path, "--out", "out", "--workers", 2)
+    assert answer.code == 0, answer.err
+    assert [line["clients"] for line in read_table(tmp_path / "out" / "sweep.csv")] == ["3", "4"]
+    path = sweep_file(tmp_path, command="own_command:Missing")
+    answer = fedfade("sweep", path, "--out", "none")
+    assert answer.code == 2
+    assert "'own_command:Missing' cannot be loaded" in answer.err.replace("\n", " ")
+    assert not (tmp_path / "none").exists()
+
+
 def test_means_over_seeds(tmp_path: Path) -> None:
     """Points whose values are lists, and points that lack a field of others, each on its own."""
     listed = [{"qmix.hidden": [4]}, {"learning.alpha": 50}]

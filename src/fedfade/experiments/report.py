@@ -2,6 +2,7 @@
 
 import base64
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from importlib import resources
@@ -56,18 +57,12 @@ def level_with_best(rows: Sequence[Row]) -> list[str]:
     level with the best when the mean difference is within twice its standard error. One seed
     shows no noise, so there level means equal.
     """
-    final = {
-        policy: series(rows, policy, "accuracy")[:, -1]
-        for policy in policies_of(rows)
-        if policy not in (PERFECT, GENIE)
-    }
-    if not final:
-        return []
-    order = sorted(final, key=lambda policy: -final[policy].mean())
-    best = final[order[0]]
+    sending = [policy for policy in policies_of(rows) if policy not in (PERFECT, GENIE)]
+    final = {policy: series(rows, policy, "accuracy")[:, -1] for policy in sending}
+    order = sorted(sending, key=lambda policy: -final[policy].mean())
 
     def level(policy: str) -> bool:
-        gap = best - final[policy]
+        gap = final[order[0]] - final[policy]
         error = gap.std(ddof=1) / math.sqrt(len(gap)) if len(gap) > 1 else 0.0
         return bool(gap.mean() <= 2.0 * error)
 
@@ -86,23 +81,18 @@ def verdict(rows: Sequence[Row], clients: int) -> str:
         verb = "wins" if alone else "are level within the noise of the seeds"
     else:
         verb = f"{'ends' if alone else 'end'} highest in the one seed that was run"
-    parts = [
-        f"{names} {verb}: final accuracy "
-        + ", ".join(f"{table[w].accuracy[0]:.1%}" for w in winners)
-        + f", uploads of {clients} a round "
-        + ", ".join(f"{table[w].uploads:.1f}" for w in winners)
-        + "."
-    ]
+    accuracy = ", ".join(f"{table[w].accuracy[0]:.1%}" for w in winners)
+    uploads = ", ".join(f"{table[w].uploads:.1f}" for w in winners)
+    text = f"{names} {verb}: final accuracy {accuracy}, uploads of {clients} a round {uploads}."
     if PERFECT in table:
-        gap = 100 * (table[PERFECT].accuracy[0] - table[winners[0]].accuracy[0])
         reached = table[PERFECT].accuracy[0]
+        gap = 100 * (reached - table[winners[0]].accuracy[0])
         more = "more" if gap >= 0 else "less"
-        parts.append(f"Perfect upload reaches {reached:.1%}, {abs(gap):.1f} points {more}.")
+        text += f" Perfect upload reaches {reached:.1%}, {abs(gap):.1f} points {more}."
     starving = [s.policy for s in table.values() if s.policy != PERFECT and s.uploads < 0.5]
     if starving:
-        who = ", ".join(starving)
-        parts.append(f"Starving, with fewer than one upload in two rounds: {who}.")
-    return " ".join(parts)
+        text += f" Starving, with fewer than one upload in two rounds: {', '.join(starving)}."
+    return text
 
 
 def summary_table(
@@ -128,19 +118,19 @@ def genie_line(rows: Sequence[Row]) -> str | None:
 
 def left_out_lines(rows: Sequence[Row]) -> list[str]:
     """Which clients' updates were left out because they were not finite, run by run."""
-    rounds: dict[tuple[str, int, int], list[int]] = {}
+    rounds: dict[tuple[str, int, int], list[int]] = defaultdict(list)
     for row in rows:
         for client in row.not_finite_clients.split():
-            rounds.setdefault((row.policy, row.seed, int(client)), []).append(row.round)
+            rounds[row.policy, row.seed, int(client)].append(row.round)
     if not rounds:
         return []
-    total = sum(map(len, rounds.values()))
     lines = [
         f"{policy}, seed {seed}: client {client} in {_spans(numbers)}."
         for (policy, seed, client), numbers in sorted(rounds.items())
     ]
     if len(lines) > _LEFT_OUT_LINES:
         lines[_LEFT_OUT_LINES:] = [f"{len(lines) - _LEFT_OUT_LINES} more lines in metrics.csv."]
+    total = sum(map(len, rounds.values()))
     head = (
         f"{total} updates were left out because they were not finite (not a number, infinite, or "
         "of enormous norm); the rounds went on without them:"

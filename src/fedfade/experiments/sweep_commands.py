@@ -13,7 +13,7 @@ from fedfade.agents.checkpoint import has_checkpoint, load_checkpoint
 from fedfade.agents.run import saved_curve
 from fedfade.config import Config
 from fedfade.device import pick_device
-from fedfade.experiments.comparison import Comparison, stored_rows
+from fedfade.experiments.comparison import compare_many, stored_rows
 from fedfade.experiments.inputs import check_inputs
 from fedfade.experiments.report import summaries
 from fedfade.experiments.run_folder import RunFolder
@@ -43,15 +43,8 @@ class Compare:
 
     def run(self, config: Config, folder: Path, tell: Tell) -> None:
         """All rounds of all policies."""
-        device = pick_device(config.run.device)
-        place = RunFolder(folder, config, device)
-        with place.open():
-            if place.finished:
-                stored_rows(place)  # refused if damaged
-                return
-            comparison = Comparison(config, device)
-            comparison.run(place, lambda done, doing: tell(done, config.run.rounds))
-            place.finish(**comparison.facts())
+        total, device = config.run.rounds, pick_device(config.run.device)
+        compare_many([config], [folder], device, lambda done, doing: tell(done, total))
 
     def lines(self, config: Config, folder: Path) -> list[Line] | None:
         """Final accuracy and what the uplink did, if the run was made from what is there now."""

@@ -15,10 +15,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE, Popen, TimeoutExpired
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -34,8 +33,7 @@ _PATIENCE_S = 60.0  # for a worker that was asked to stop
 _REFUSED = 2  # exit code of a worker whose task refused its input
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """One point to compute."""
 
     name: str
@@ -85,8 +83,9 @@ class _Worker:
     def listen(self, share: Share) -> int | None:
         """Pass on the last part that was reported; returns the exit code once there is one."""
         code = self._process.poll()
-        with suppress(ValueError, IndexError):
-            share(self.task.name, float((self._output.read() or b"").split()[-1]))
+        if said := (self._output.read() or b"").split():
+            with suppress(ValueError):
+                share(self.task.name, float(said[-1]))
         return code
 
     def failure(self, code: int) -> str | None:
@@ -146,12 +145,18 @@ def main() -> None:
     """A worker process: one task from standard input, parts done to standard output."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     command, tree, folder, threads = json.loads(sys.stdin.readline())
-    threading.Thread(target=_stop_without_parent, daemon=True).start()
 
     def tell(done: int, total: int) -> None:
         sys.stdout.write(f"{done / max(1, total)}\n")
         sys.stdout.flush()
 
+    def stop_without_parent() -> None:
+        """End of input means that the sweep stops or was killed: save, so another can go on."""
+        while os.read(0, 1024):  # not sys.stdin: its lock must be free when the process ends
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop_without_parent, daemon=True).start()
     deadline = time.monotonic() + _PATIENCE_S
     try:
         while True:
@@ -166,13 +171,6 @@ def main() -> None:
         sys.exit(_REFUSED)
     except KeyboardInterrupt:
         sys.exit(130)
-
-
-def _stop_without_parent() -> None:
-    """End of input means that the sweep stops or was killed: save, so that another can go on."""
-    while os.read(0, 1024):  # not sys.stdin: its lock must be free when the process ends
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _run(command: str, tree: object, folder: Path, threads: int, tell: Tell) -> None:
