@@ -22,8 +22,10 @@ def inputs_of(config: Config) -> dict[str, str]:
     >>> inputs_of(load_config("quickstart"))
     {}
     """
-    code = [name for name in (*config.allocation.policies, config.learning.model) if ":" in name]
-    files = {config.learning.data, config.radio.traces} - {"digits", "cifar10", None}
+    learning, replaced = config.learning, [*config.allocation.policies, *config.allocation.observe]
+    replaced += [learning.model, learning.codec, learning.server, config.radio.source]
+    code = [name for name in replaced if ":" in name]
+    files = {learning.data, config.radio.traces} - {"digits", "cifar10", None}
     places = {name: source_file(name) for name in code}
     places |= {name: Path(name) for name in sorted(map(str, files))}
     digests = {name: _digest(place) for name, place in places.items() if place is not None}

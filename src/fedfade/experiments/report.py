@@ -3,46 +3,22 @@
 import base64
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
 from itertools import groupby
 from pathlib import Path
 from string import Template
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedfade.allocation import GENIE, PERFECT
 from fedfade.config import Config
 from fedfade.experiments import figures
-from fedfade.experiments.metrics import Row, Summary, policies_of, series, summarise
+from fedfade.experiments.metrics import SHOWN, Row, Summary, policies_of, series, summarise
 from fedfade.learning.figures import save
 from fedfade.storage import write_text
 
 _LEFT_OUT_LINES = 40
-
-
-class Column(NamedTuple):
-    """A column of the summary table: NaN is shown as a dash."""
-
-    heading: str
-    format: str
-    value: Callable[[Summary], object]
-
-    def cell(self, line: Summary) -> str:
-        """The value as text."""
-        value = self.value(line)
-        return "-" if value != value else self.format.format(value)  # noqa: PLR0124 - NaN
-
-
-COLUMNS = [
-    Column("acc. %", "{:.1f}", lambda line: 100 * line.accuracy[0]),
-    Column("10-90 %", "{0[0]:.1f}-{0[1]:.1f}", lambda line: [100 * a for a in line.accuracy[1:]]),
-    Column("uploads", "{:.2f}", lambda line: line.uploads),
-    Column("empty %", "{:.0f}", lambda line: 100 * line.empty_rounds),
-    Column("wasted %", "{:.0f}", lambda line: 100 * line.wasted),
-    Column("fair", "{:.2f}", lambda line: line.fairness),
-    Column("Mbit/s", "{:.1f}", lambda line: line.sum_rate_bps / 1e6),
-]
 
 
 def summaries(rows: Sequence[Row]) -> list[Summary]:
@@ -81,12 +57,12 @@ def verdict(rows: Sequence[Row], clients: int) -> str:
         verb = "wins" if alone else "are level within the noise of the seeds"
     else:
         verb = f"{'ends' if alone else 'end'} highest in the one seed that was run"
-    accuracy = ", ".join(f"{table[w].accuracy[0]:.1%}" for w in winners)
+    accuracy = ", ".join(f"{table[w].accuracy:.1%}" for w in winners)
     uploads = ", ".join(f"{table[w].uploads:.1f}" for w in winners)
     text = f"{names} {verb}: final accuracy {accuracy}, uploads of {clients} a round {uploads}."
     if PERFECT in table:
-        reached = table[PERFECT].accuracy[0]
-        gap = 100 * (reached - table[winners[0]].accuracy[0])
+        reached = table[PERFECT].accuracy
+        gap = 100 * (reached - table[winners[0]].accuracy)
         more = "more" if gap >= 0 else "less"
         text += f" Perfect upload reaches {reached:.1%}, {abs(gap):.1f} points {more}."
     starving = [s.policy for s in table.values() if s.policy != PERFECT and s.uploads < 0.5]
@@ -95,16 +71,11 @@ def verdict(rows: Sequence[Row], clients: int) -> str:
     return text
 
 
-def summary_table(
-    rows: Sequence[Row], scopes: Mapping[str, str], columns: Sequence[Column] = COLUMNS
-) -> tuple[list[str], list[list[str]]]:
-    """Headings, and a line of text per policy, for the terminal and the page alike."""
-    headings = ["policy", "knows", *(column.heading for column in columns)]
-    lines = [
-        [line.policy, scopes.get(line.policy, "bound"), *(column.cell(line) for column in columns)]
-        for line in summaries(rows)
-    ]
-    return headings, lines
+def summary_table(rows: Sequence[Row], scopes: Mapping[str, str]) -> list[list[str]]:
+    """Headings and a line per policy as text, for the terminal and the page alike."""
+    headings = ["policy", "knows", *(shown.heading for shown in SHOWN)]
+    lines = [[s.policy, scopes.get(s.policy, "bound"), *s.cells()] for s in summaries(rows)]
+    return [headings, *lines]
 
 
 def genie_line(rows: Sequence[Row]) -> str | None:
@@ -165,7 +136,7 @@ def write_report(
         f"fedfade {record.get('fedfade')}, commit {record.get('commit') or 'unknown'}, "
         f"torch {record.get('torch')}, {record.get('device')}, started {record.get('started')}"
     )
-    headings, table = summary_table(rows, record.get("scopes") or {})
+    headings, *table = summary_table(rows, record.get("scopes") or {})
     best, lines = level_with_best(rows), ""
     for cells in table:
         mark = ' class="best"' if cells[0] in best else ""

@@ -13,10 +13,11 @@ from fedfade.agents.checkpoint import has_checkpoint, load_checkpoint
 from fedfade.agents.run import saved_curve
 from fedfade.config import Config
 from fedfade.device import pick_device
-from fedfade.experiments.comparison import compare_many, stored_rows
+from fedfade.experiments.comparison import stored_rows
 from fedfade.experiments.inputs import check_inputs
 from fedfade.experiments.report import summaries
 from fedfade.experiments.run_folder import RunFolder
+from fedfade.experiments.side_by_side import compare_many
 
 Tell = Callable[[int, int], None]
 """Told how many steps of how many are done."""
@@ -52,8 +53,8 @@ class Compare:
         if not place.finished:
             return None
         check_inputs(folder, config, place.record)
-        table = summaries(stored_rows(place))
-        return [line._asdict() | {"accuracy": line.accuracy[0]} for line in table]
+        table = [vars(line) for line in summaries(stored_rows(place))]
+        return [{name: line[name] for name in line if name != "band"} for line in table]
 
 
 class Train:

@@ -18,11 +18,11 @@ from fedfade.agents.checkpoint import (
 from fedfade.agents.run import saved_curve, with_seed
 from fedfade.config import changed
 from fedfade.device import matrix_products
-from fedfade.experiments.comparison import Comparison
-from fedfade.experiments.course import stored_grams
+from fedfade.experiments.comparison import Comparison, stored_grams
 from fedfade.experiments.inputs import check_inputs
 from fedfade.experiments.metrics import Row, check_complete, read_rows
 from fedfade.experiments.run_folder import open_finished, provenance
+from fedfade.experiments.side_by_side import SideBySide
 
 Tell = Callable[[int, str], None]
 
@@ -94,16 +94,16 @@ def _verify_comparison(
     comparison = Comparison(config, device)
     check_complete(rows, path, comparison.all_policies, config, total)
     stored = {(row.seed, row.policy, row.round): row for row in rows}
-    inner = stored_grams(folder, config, len(comparison.runs.policies)).inner
-    at = comparison.start()
-    with _threads(record.get("threads")), matrix_products(config.run.precision):
+    inner = stored_grams(folder, config, len(comparison.learned)).inner
+    alone = SideBySide([comparison])
+    with _threads(record.get("threads")):
         for number in range(answer.again):
-            at, again, gram = comparison.play(at, tell)
-            for row in again:
+            alone.play([comparison], lambda doing, number=number: tell(number, doing))  # type: ignore[misc]
+            for row in (row for row in comparison.rows if row.round == number):
                 place = f"{row.policy}, seed {row.seed}, round {row.round}"
                 then = stored[row.seed, row.policy, row.round]
                 answer.compare(place, Row._fields[3:], then[3:], row[3:])  # the key is equal
-            same = np.array_equal(inner[:, number], gram.numpy())
+            same = np.array_equal(inner[:, number], comparison.grams[number].numpy())
             answer.compare(f"round {number}", ["Gram matrices equal"], [True], [same])
     return answer
 
