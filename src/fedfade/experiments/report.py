@@ -27,7 +27,7 @@ def summaries(rows: Sequence[Row]) -> list[Summary]:
 
 
 def level_with_best(rows: Sequence[Row]) -> list[str]:
-    """Policies that send whose final accuracy nobody's beats beyond noise, best first.
+    """The sending policies whose final accuracy no other beats beyond noise, best first.
 
     Runs of one seed share channel and data, so differences are taken seed by seed; a policy is
     level with the best when the mean difference is within twice its standard error. One seed

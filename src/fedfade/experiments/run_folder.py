@@ -24,10 +24,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedfade import __version__, storage
+from fedfade import __version__
 from fedfade.config import Config, differences, load_config, render_config
 from fedfade.errors import UserError
 from fedfade.experiments.inputs import agents_digest, check_inputs, inputs_of
+from fedfade.storage import (
+    folder_lock,
+    is_temporary,
+    read_json,
+    take_back,
+    write_json,
+    write_text,
+    writing,
+)
 
 # Where a run happens does not change what it computes.
 FREE_FIELDS = ("run.device", "run.checkpoint_s", "learning.data_dir")
@@ -102,13 +111,13 @@ class RunFolder:
         """Hold the folder, refusing one of another configuration, of other agents or in use."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"--out {str(self.path)!r} is a file: it must be a folder.")
-        with storage.folder_lock(self.path):
+        with folder_lock(self.path):
             self._check_config()
             new = not self._record.exists()
             if new:
                 record = provenance(self.config, self._device)  # may refuse the agents
-                storage.write_text(self._asked, render_config(self.config))
-                storage.write_json(self._record, record)
+                write_text(self._asked, render_config(self.config))
+                write_json(self._record, record)
             else:
                 check_inputs(self.path, self.config, self.record)
             try:
@@ -116,14 +125,12 @@ class RunFolder:
             except UserError:
                 if new and not self.metrics.exists() and not self.checkpoint.exists():
                     # Refused before it began: the corrected command may have the folder.
-                    storage.take_back(self._record, self._asked)
+                    take_back(self._record, self._asked)
                 raise
 
     def _check_config(self) -> None:
         own = {".lock", self._asked.name}  # all that a run killed at its birth leaves
-        others = [
-            p.name for p in self.path.iterdir() if p.name not in own and not storage.is_temporary(p)
-        ]
+        others = [p.name for p in self.path.iterdir() if p.name not in own and not is_temporary(p)]
         if others and not self._record.exists():
             raise UserError(
                 f"--out {str(self.path)!r} holds other things ({min(others)!r}): choose an "
@@ -146,14 +153,14 @@ class RunFolder:
 
     def finish(self, **facts: object) -> None:
         """Mark the run as done, note facts about it, and drop its checkpoint."""
-        storage.write_json(self._record, self.record | facts | {"finished": _now()})
+        write_json(self._record, self.record | facts | {"finished": _now()})
         self.checkpoint.unlink(missing_ok=True)
 
     def save_checkpoint(self, rounds_done: int, tensors: Mapping[str, Tensor]) -> None:
         """Everything needed to go on after `rounds_done` rounds."""
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         facts = {"rounds_done": str(rounds_done), "sha256": digest(plain)}
-        with storage.writing(self.checkpoint) as temporary:
+        with writing(self.checkpoint) as temporary:
             temporary.write_bytes(save(plain, facts))
 
     def load_checkpoint(self) -> tuple[int, dict[str, Tensor]] | None:
@@ -187,7 +194,7 @@ def open_finished(path: Path) -> tuple[Config, dict[str, Any]]:
 
 
 def _read_record(path: Path) -> dict[str, Any]:
-    answer = storage.read_json(path)
+    answer = read_json(path)
     scopes = answer.get("scopes", {}) if isinstance(answer, dict) else None
     if not isinstance(scopes, dict) or not all(isinstance(s, str) for s in scopes.values()):
         raise UserError(f"{str(path)!r} is not a run record.")

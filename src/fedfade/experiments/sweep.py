@@ -243,7 +243,7 @@ def seed_means(sweep: Sweep, table: pd.DataFrame) -> pd.DataFrame:
     varied = dict.fromkeys(name for point in sweep.points for name in point.varied)
     done = table[table["status"] == "done"]
     if done.empty:
-        return done
+        return pd.DataFrame()
     place = done[[*varied, "policy"]]  # told apart as text: None is not a missing value
     group = place.map(str).groupby(list(place), sort=False, dropna=False).ngroup()
     head = place[~group.duplicated()].reset_index(drop=True)

@@ -200,19 +200,13 @@ def on_ray(
     except (ConnectionError, RuntimeError, ValueError) as error:
         sentence = " ".join(str(error).split()).rstrip(".")
         raise UserError(f"--ray = {address!r}: no cluster there ({sentence}).") from None
-    compute = ray.remote(_compute).options(
-        num_cpus=resources.cpus,
-        num_gpus=resources.gpus,
-        resources=resources.custom or None,
-        max_retries=retries,
-    )
+    given = {"num_cpus": resources.cpus, "num_gpus": resources.gpus, "max_retries": retries}
+    compute = ray.remote(_compute).options(resources=resources.custom or None, **given)
     try:
-        waiting = {
-            compute.remote(
-                task.command, task.config.model_dump(), resources.cpus, __version__
-            ): task
-            for task in tasks
-        }
+        waiting = {}
+        for task in tasks:
+            job = (task.command, task.config.model_dump(), resources.cpus, __version__)
+            waiting[compute.remote(*job)] = task
         while waiting:
             done, _ = ray.wait(list(waiting), num_returns=1, timeout=1.0)
             for reference in done:
