@@ -252,6 +252,17 @@ def test_how_often_a_point_is_saved_does_not_make_it_another(tmp_path: Path) -> 
     assert names[0] == names[1]
 
 
+def test_points_of_the_last_version_are_found_again(tmp_path: Path) -> None:
+    """Fields that a configuration gained since then do not make it another."""
+    path = tmp_path / "sweep.yaml"
+    path.write_text(
+        "preset: quickstart\ngrid: {learning.alpha: [5]}\n"
+        "set: {run.rounds: 1, allocation.policies: [random, perfect], "
+        "learning.previous_update: last}\n"
+    )
+    assert load_sweep(path).points[0].name == "alpha=5_seed=0-71b97187"
+
+
 def test_sigterm_stops_cleanly_and_the_sweep_goes_on(tmp_path: Path) -> None:
     path = sweep_file(tmp_path, set={"allocation.policies": [SLOW]}, seeds=2)
     out, trace = tmp_path / "out", tmp_path / "trace"

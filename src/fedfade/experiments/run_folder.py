@@ -41,6 +41,14 @@ from fedfade.storage import (
 # Where a run happens does not change what it computes.
 FREE_FIELDS = ("run.device", "run.checkpoint_s", "learning.data_dir")
 
+# Values of later fields that compute what was computed before there were any: folders that are
+# named by a digest of the configuration keep their names.
+_LATER_FIELDS = {
+    "learning.codec": "none",
+    "learning.server": "mean",
+    "learning.previous_update": "last",
+}
+
 
 def provenance(config: Config, device: torch.device) -> dict[str, Any]:
     """Who made this run: version, commit, environment, command, and what it was made from."""
@@ -64,8 +72,10 @@ def provenance(config: Config, device: torch.device) -> dict[str, Any]:
 def decisive(config: Config) -> dict[str, Any]:
     """All fields of a configuration but those of where it is run."""
     tree = config.model_dump()
-    for part, name in (field.split(".") for field in FREE_FIELDS):
-        del tree[part][name]
+    for field in (*FREE_FIELDS, *_LATER_FIELDS):
+        part, name = field.split(".")
+        if field in FREE_FIELDS or tree[part][name] == _LATER_FIELDS[field]:
+            del tree[part][name]
     return tree
 
 
