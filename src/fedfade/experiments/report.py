@@ -15,8 +15,7 @@ from fedfade.allocation import GENIE, PERFECT
 from fedfade.config import Config
 from fedfade.experiments import figures
 from fedfade.experiments.metrics import SHOWN, Row, Summary, policies_of, series, summarise
-from fedfade.learning.figures import save
-from fedfade.storage import write_text
+from fedfade.storage import save_figure, write_text
 
 _LEFT_OUT_LINES = 40
 
@@ -172,7 +171,7 @@ def _pictures(folder: Path, rows: Sequence[Row], clients: int) -> str:
         ("served", served, "Who is served", "share of rounds each client delivered"),
         ("waste", waste, "Where the bits go", "bits delivered and wasted"),
     ]:
-        save(figure, folder / f"{name}.png")
+        save_figure(figure, folder / f"{name}.png")
         image = base64.b64encode((folder / f"{name}.png").read_bytes()).decode("ascii")
         source = f"data:image/png;base64,{image}"
         sections.append(f'<h2>{heading}</h2><p><img alt="{text}" src="{source}"></p>')
