@@ -35,8 +35,12 @@ def load_dotted(field: str, path: str) -> object:
         for part in attribute.split("."):
             found = getattr(found, part)
     except Exception as error:  # whatever the user's module raises while it is imported
-        raise UserError(f"{field} = {path!r} cannot be loaded: {one_line(error)}.") from None
+        raise _not_loaded(field, path, error) from None
     return found
+
+
+def _not_loaded(field: str, name: str, error: Exception) -> UserError:
+    return UserError(f"{field} = {name!r} cannot be loaded: {one_line(error)}.")
 
 
 def source_file(path: str) -> Path | None:
@@ -77,7 +81,8 @@ def one_line(error: Exception) -> str:
 class Seam:
     """One kind of thing a user can replace."""
 
-    field: str  # what an error calls it
+    kind: str  # what a sentence calls it
+    field: str  # where it is asked for
     group: str  # of entry points
     protocol: str  # where to read what is needed
     members: tuple[str, ...]  # what every implementation has
@@ -97,17 +102,17 @@ class Seam:
         fedfade.errors.UserError: learning.codec = 'zip' is not allowed: it must be one of none, \
 float16, or module:factory.
         """
-        if ":" not in name and name not in (known := [*self.names(), *others]):
-            raise not_allowed(self.field, name, f"one of {', '.join(known)}, or module:factory")
-        return name
+        # Entry points last: to look for them is to read the metadata of every package.
+        if ":" in name or name in self.built_in or name in (known := [*self.names(), *others]):
+            return name
+        raise not_allowed(self.field, name, f"one of {', '.join(known)}, or module:factory")
 
     def make(self, name: str, *given: object, others: Sequence[str] = ()) -> Any:
         """The implementation a name stands for, made from what its factory is given.
 
         A dotted path is code of the user's that will run.
         """
-        self.check(name, others)
-        factory = self._factory(name)
+        factory = self._factory(self.check(name, others))
         try:
             made = factory(*given) if callable(factory) else factory
         except UserError:
@@ -115,14 +120,11 @@ float16, or module:factory.
         except Exception as error:
             if name in self.built_in:  # a fault of our own: its trace is what is needed
                 raise
-            kind = self.field.rpartition(".")[2]
-            raise UserError(f"{kind} {name!r} cannot be made: {one_line(error)}.") from None
+            raise UserError(f"{self.kind} {name!r} cannot be made: {one_line(error)}.") from None
         for member in self.members:
             if not hasattr(made, member):
-                kind = self.field.rpartition(".")[2]
-                raise UserError(
-                    f"{kind} {name!r} has no {member!r}: {self.protocol} says what is needed."
-                )
+                needed = f"{self.protocol} says what is needed"
+                raise UserError(f"{self.kind} {name!r} has no {member!r}: {needed}.")
         return made
 
     def _factory(self, name: str) -> Any:
@@ -133,14 +135,12 @@ float16, or module:factory.
                 try:
                     return entry.load()
                 except Exception as error:  # whatever the package raises while it is imported
-                    reason = one_line(error)
-                    raise UserError(
-                        f"{self.field} = {name!r} cannot be loaded: {reason}."
-                    ) from None
+                    raise _not_loaded(self.field, name, error) from None
         return load_dotted(self.field, name)
 
 
 POLICIES = Seam(
+    "policy",
     "policy",
     "fedfade.policies",
     "fedfade.allocation.Policy",
@@ -161,6 +161,7 @@ POLICIES = Seam(
 """Who sends where; made without arguments."""
 
 CODECS = Seam(
+    "codec",
     "learning.codec",
     "fedfade.codecs",
     "fedfade.learning.Codec",
@@ -173,6 +174,7 @@ CODECS = Seam(
 """Update -> bits -> update; made from the learning configuration."""
 
 SERVER_RULES = Seam(
+    "server rule",
     "learning.server",
     "fedfade.server_rules",
     "fedfade.learning.ServerRule",
@@ -185,6 +187,7 @@ SERVER_RULES = Seam(
 """What is averaged and remembered; made from the learning configuration."""
 
 FADING = Seam(
+    "fading source",
     "radio.source",
     "fedfade.fading",
     "fedfade.radio.FadingSource",
@@ -198,6 +201,7 @@ FADING = Seam(
 """Where small-scale gains come from."""
 
 PARTS = Seam(
+    "observation part",
     "allocation.observe",
     "fedfade.observation_parts",
     "fedfade.uplink.Part",

@@ -9,6 +9,7 @@ import yaml
 
 from fedfade.config import (
     Config,
+    config_from_tree,
     differences,
     load_config,
     preset_names,
@@ -26,7 +27,20 @@ FAULTS = [
     ("radio.clusters=1", "radio.clusters = 1", "at least 2"),
     ("radio.clusters=10001", "radio.clusters = 10001", "at most 10000"),
     ("radio.clusters=2.5", "radio.clusters = 2.5", "whole number"),
-    ("radio.source=quadriga", "radio.source = 'quadriga'", "'clustered', 'rayleigh' or 'traces'"),
+    (
+        "radio.source=quadriga",
+        "radio.source = 'quadriga'",
+        "one of clustered, rayleigh, traces, or module:factory.",
+    ),
+    ("learning.codec=zip", "learning.codec = 'zip'", "one of none, float16, or module:factory."),
+    ("learning.codec=8", "learning.codec = 8", "text"),
+    ("learning.server=median", "learning.server = 'median'", "one of mean, momentum, or module:"),
+    (
+        "learning.server=momentum",
+        "learning.server_momentum = 0.0",
+        "greater than 0 when learning.server is 'momentum'.",
+    ),
+    ("learning.previous_update=0", "learning.previous_update = 0", "one of 'broadcast' or 'last'"),
     ("radio.source=traces", "radio.traces = 'null'", "a path"),
     ("radio.power_levels_dbm=[-100]", "radio.power_levels_dbm", "above -100 dBm"),
     ("radio.power_levels_dbm=[23, 10]", "radio.power_levels_dbm", "silent level"),
@@ -93,6 +107,41 @@ def test_every_field_is_described() -> None:
     for line in text.splitlines():
         assert "# " in line
         assert "None" not in line.split("# ")[1]
+
+
+def test_what_is_named_shows_its_choices(fedfade) -> None:
+    """From the tables of what can be replaced, so that none is forgotten."""
+    notes = dict(
+        line.strip().split(": ", 1) for line in fedfade("config", "paper").out.split("\n")[:-1]
+    )
+    assert notes["source"].endswith("(clustered | rayleigh | traces | module:factory)")
+    assert notes["codec"].endswith("(none | float16 | module:factory)")
+    assert notes["server"].endswith("(mean | momentum | module:factory)")
+    assert notes["hide"].endswith("(gradient | fading)")
+
+
+def test_what_an_older_version_stored_means_what_it_did(tmp_path: Path) -> None:
+    """It names every field but those that came later; a preset without them has the defaults."""
+    path = tmp_path / "config.yaml"
+    path.write_text(render_config(Config()))
+    assert load_config(path, stored=True) == Config()
+    later = ("codec", "server", "previous_update")
+    lines = path.read_text().splitlines()
+    path.write_text(
+        "\n".join(
+            line
+            for line in lines
+            if not line.strip().startswith(tuple(f"{name}:" for name in later))
+        )
+    )
+    assert load_config(path) == Config()
+    older = load_config(path, stored=True)
+    assert differences(older, Config()) == ["learning.previous_update"]
+    assert older.learning.previous_update == "last"
+    assert load_config(path, ["learning.previous_update=broadcast"], stored=True) == Config()
+    assert config_from_tree({}, stored=True) == older
+    with pytest.raises(UserError, match="learning = 3 is not allowed"):
+        config_from_tree({"learning": 3}, stored=True)
 
 
 def test_overrides_understand_scientific_notation() -> None:

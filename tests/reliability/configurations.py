@@ -44,6 +44,8 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "learning.data": st.just("digits"),
     "learning.data_dir": st.none(),
     "learning.model": st.just("cnn"),
+    "learning.codec": st.sampled_from(["none", "float16"]),
+    "learning.server": st.sampled_from(["mean", "momentum"]),
     "allocation.policies": st.just(
         [
             "random",

@@ -70,7 +70,7 @@ def test_only_dotted_paths_import_by_name() -> None:
 def test_yaml_is_read_in_one_place() -> None:
     """Where aliases are refused and every fault is caught."""
     loaders = [name for name, tree in sources() if "_PlainLoader" in ast.unparse(tree)]
-    assert loaders == ["config.py"]
+    assert loaders == ["config/reading.py"]
     for name, tree in sources():
         for node in ast.walk(tree):
             assert not re.match(r"yaml\.(safe_)?load", called(node)), name
@@ -80,7 +80,7 @@ def test_files_that_matter_are_written_in_one_place() -> None:
     """`open(..., "w")` and the like only where a temporary file takes the final one's place."""
     allowed = {
         "storage.py",  # is that place
-        "qmix/scalars.py",  # appends events, record by record
+        "agents/scalars.py",  # appends events, record by record
     }
     for name, tree in sources():
         if name in allowed:

@@ -150,7 +150,9 @@ class RunFolder:
                 )
         if not self._asked.exists():
             return
-        differing = differences(load_config(self._asked), self.config, ignore=FREE_FIELDS)
+        differing = differences(
+            load_config(self._asked, stored=True), self.config, ignore=FREE_FIELDS
+        )
         if differing:
             raise UserError(
                 f"--out {str(self.path)!r} holds a run of another configuration, differing in "
@@ -207,7 +209,7 @@ def open_finished(path: Path) -> tuple[Config, dict[str, Any]]:
     """Config and provenance of an existing run folder, for commands that only read."""
     if not (path / "config.yaml").is_file() or not (path / "run.json").is_file():
         raise UserError(f"{str(path)!r} is no run folder: it has no config.yaml and run.json.")
-    return load_config(path / "config.yaml"), _read_record(path / "run.json")
+    return load_config(path / "config.yaml", stored=True), _read_record(path / "run.json")
 
 
 def _read_record(path: Path) -> dict[str, Any]:
