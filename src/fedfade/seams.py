@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import pkgutil
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,17 +28,13 @@ def load_dotted(field: str, path: str) -> object:
     >>> load_dotted("learning.model", "math:sqrt")(9)
     3.0
     """
-    module_name, separator, attribute = path.partition(":")
-    if not (separator and module_name and attribute):
+    if not all(path.partition(":")):
         raise not_allowed(field, path, "a built-in name or of the form module:attribute")
     try:
         with _working_folder():
-            found: object = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            found = getattr(found, part)
+            return pkgutil.resolve_name(path)
     except Exception as error:  # whatever the user's module raises while it is imported
         raise _not_loaded(field, path, error) from None
-    return found
 
 
 def _not_loaded(field: str, name: str, error: Exception) -> UserError:
@@ -81,12 +79,16 @@ def one_line(error: Exception) -> str:
 class Seam:
     """One kind of thing a user can replace."""
 
-    kind: str  # what a sentence calls it
     field: str  # where it is asked for
     group: str  # of entry points
     protocol: str  # where to read what is needed
     members: tuple[str, ...]  # what every implementation has
     built_in: Mapping[str, str]  # name -> module:factory
+
+    @property
+    def kind(self) -> str:
+        """What a sentence calls it: `fedfade.learning.ServerRule` is about a server rule."""
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", self.protocol.rpartition(".")[2]).lower()
 
     def names(self) -> list[str]:
         """Everything that can be asked for by name."""
@@ -128,8 +130,8 @@ float16, or module:factory.
         return made
 
     def _factory(self, name: str) -> Any:
-        if name in self.built_in:
-            return load_dotted(self.field, self.built_in[name])
+        if name in self.built_in:  # and never a module of the working folder in its place
+            return pkgutil.resolve_name(self.built_in[name])
         for entry in entry_points(group=self.group):
             if entry.name == name:
                 try:
@@ -140,7 +142,6 @@ float16, or module:factory.
 
 
 POLICIES = Seam(
-    "policy",
     "policy",
     "fedfade.policies",
     "fedfade.allocation.Policy",
@@ -161,7 +162,6 @@ POLICIES = Seam(
 """Who sends where; made without arguments."""
 
 CODECS = Seam(
-    "codec",
     "learning.codec",
     "fedfade.codecs",
     "fedfade.learning.Codec",
@@ -174,7 +174,6 @@ CODECS = Seam(
 """Update -> bits -> update; made from the learning configuration."""
 
 SERVER_RULES = Seam(
-    "server rule",
     "learning.server",
     "fedfade.server_rules",
     "fedfade.learning.ServerRule",
@@ -187,7 +186,6 @@ SERVER_RULES = Seam(
 """What is averaged and remembered; made from the learning configuration."""
 
 FADING = Seam(
-    "fading source",
     "radio.source",
     "fedfade.fading",
     "fedfade.radio.FadingSource",
@@ -201,11 +199,22 @@ FADING = Seam(
 """Where small-scale gains come from."""
 
 PARTS = Seam(
-    "observation part",
     "allocation.observe",
     "fedfade.observation_parts",
     "fedfade.uplink.Part",
-    ("width", "fill"),
-    {},
+    ("told", "width", "static"),
+    {
+        "alphas": "fedfade.uplink.parts:ALPHAS",
+        "fading": "fedfade.uplink.parts:FADING",
+        "remaining": "fedfade.uplink.parts:REMAINING",
+        "slots_left": "fedfade.uplink.parts:SLOTS_LEFT",
+        "deviation": "fedfade.uplink.parts:DEVIATION",
+        "round": "fedfade.uplink.parts:ROUND",
+        "finished": "fedfade.uplink.parts:FINISHED",
+        "others_fading": "fedfade.uplink.parts:OTHERS_FADING",
+        "schedule": "fedfade.uplink.parts:SCHEDULE",
+        "reservation": "fedfade.uplink.parts:RESERVATION",
+        "time_to_finish": "fedfade.uplink.parts:TIME_TO_FINISH",
+    },
 )
-"""One named part of an agent's observation."""
+"""One named part of an agent's observation; made without arguments."""

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import EntryPoint
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +18,6 @@ from fedfade.seams import Seam, load_dotted, source_file
 HERE = __name__
 
 SPEAKERS = Seam(
-    "speaker",
     "test.speaker",
     "fedfade.test_speakers",
     "fedfade.test.Speaker",
@@ -120,9 +118,8 @@ def test_the_caller_may_know_more_names() -> None:
     [pytest.param(seam, name, id=f"{seam.kind}-{name}") for seam in ALL for name in seam.built_in],
 )
 def test_everything_in_the_tables_loads(seam: Seam, name: str) -> None:
-    path = seam.built_in[name]
-    assert find_spec(path.partition(":")[0]), f"{path} is not there"
-    assert callable(load_dotted(seam.field, path))
+    found = load_dotted(seam.field, seam.built_in[name])
+    assert callable(found) or all(hasattr(found, member) for member in seam.members)
 
 
 @pytest.mark.parametrize("seam", ALL, ids=lambda seam: seam.kind)

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fedfade.config import Config
+from fedfade.seams import PARTS
 
 Tree = dict[str, Any]
 
@@ -59,6 +60,9 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
         ]
     ),
     "allocation.checkpoint": st.none(),
+    "allocation.observe": st.lists(
+        st.sampled_from([*PARTS.built_in]), min_size=1, max_size=3, unique=True
+    ),
     "qmix.gradients": st.sampled_from(["synthetic", "learning"]),
     "run.device": st.just("cpu"),
 }

@@ -6,6 +6,7 @@ radio.clusters=28` overrides on top (`reading.py`). A run folder keeps the whole
 for each field (`writing.py`).
 """
 
+from fedfade.config.reading import changed as changed
 from fedfade.config.reading import config_from_tree as config_from_tree
 from fedfade.config.reading import load_config as load_config
 from fedfade.config.reading import parse_yaml as parse_yaml
@@ -15,7 +16,6 @@ from fedfade.config.tree import SILENT_DBM as SILENT_DBM
 from fedfade.config.tree import CellConfig as CellConfig
 from fedfade.config.tree import Config as Config
 from fedfade.config.tree import LearningConfig as LearningConfig
-from fedfade.config.tree import ObservationPart as ObservationPart
 from fedfade.config.tree import Precision as Precision
 from fedfade.config.tree import QmixConfig as QmixConfig
 from fedfade.config.tree import RadioConfig as RadioConfig

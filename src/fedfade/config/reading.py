@@ -2,8 +2,10 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import reduce
 from importlib import resources
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,19 @@ def config_from_tree(tree: object, stored: bool = False) -> Config:
         return Config.model_validate(tree)
     except ValidationError as error:
         raise UserError(_first_fault(error)) from None
+
+
+def changed(config: Config, fields: Mapping[str, Any]) -> Config:
+    """The same configuration with other values in some fields.
+
+    >>> changed(load_config("paper"), {"radio.clusters": 28}).radio.clusters
+    28
+    """
+    tree = config.model_dump()
+    for path, value in fields.items():
+        *sections, name = path.split(".")
+        reduce(getitem, sections, tree)[name] = value
+    return config_from_tree(tree)
 
 
 def _preset_text(name: str) -> str:

@@ -23,26 +23,12 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from fedfade.errors import not_allowed
-from fedfade.seams import CODECS, FADING, SERVER_RULES, Seam
+from fedfade.seams import CODECS, FADING, PARTS, SERVER_RULES, Seam
 
 SILENT_DBM = -100.0
 """A power level at or below this means: do not send (the paper's -100 dBm)."""
 
 Precision = Literal["fp32", "tf32", "bf16"]
-
-ObservationPart = Literal[
-    "alphas",
-    "fading",
-    "remaining",
-    "slots_left",
-    "deviation",
-    "round",
-    "finished",
-    "others_fading",
-    "schedule",
-    "reservation",
-    "time_to_finish",
-]
 
 # --- kinds of fields -------------------------------------------------------------------------
 
@@ -52,10 +38,6 @@ T = TypeVar("T")
 def _is(default: T, meaning: str, **limits: Any) -> T:
     """A field's default (pydantic copies a list), its meaning, and the range it must be in."""
     return Field(default, description=meaning, **limits)  # type: ignore[no-any-return]
-
-
-def _branch(kind: type[T], meaning: str) -> T:
-    return Field(default_factory=kind, description=meaning)
 
 
 def _whole_to_int(value: object) -> object:
@@ -288,7 +270,7 @@ class AllocationConfig(_Branch):
         "folder of fedfade train; its agents are compared as policy qmix, those of several by "
         "folder: qmix-seed-0, ...",
     )
-    observe: list[ObservationPart] = _is(
+    observe: list[Annotated[str, Named(PARTS)]] = _is(
         ["alphas", "fading", "remaining", "slots_left", "deviation", "round"],
         "parts of an agent's observation, in order",
         min_length=1,
@@ -299,7 +281,7 @@ class AllocationConfig(_Branch):
     hide: list[Literal["gradient", "fading"]] = _is(
         [], "ablation: these observations are set to 1 in training and test"
     )
-    reward: RewardConfig = _branch(RewardConfig, "slot reward")
+    reward: RewardConfig = _is(RewardConfig(), "slot reward")
 
     @field_validator("checkpoint", mode="before")
     @classmethod
@@ -416,12 +398,12 @@ class RunConfig(_Branch):
 class Config(_Branch):
     """The whole tree."""
 
-    radio: RadioConfig = _branch(RadioConfig, "the uplink")
-    cell: CellConfig = _branch(CellConfig, "clients in the cell")
-    learning: LearningConfig = _branch(LearningConfig, "the FL task")
-    allocation: AllocationConfig = _branch(AllocationConfig, "policies, observations, reward")
-    qmix: QmixConfig = _branch(QmixConfig, "training of agents")
-    run: RunConfig = _branch(RunConfig, "length, seeds, device")
+    radio: RadioConfig = _is(RadioConfig(), "the uplink")
+    cell: CellConfig = _is(CellConfig(), "clients in the cell")
+    learning: LearningConfig = _is(LearningConfig(), "the FL task")
+    allocation: AllocationConfig = _is(AllocationConfig(), "policies, observations, reward")
+    qmix: QmixConfig = _is(QmixConfig(), "training of agents")
+    run: RunConfig = _is(RunConfig(), "length, seeds, device")
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
