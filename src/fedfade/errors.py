@@ -1,7 +1,5 @@
 """The one kind of error a user ever sees."""
 
-from __future__ import annotations
-
 
 class UserError(Exception):
     """Something the user typed or handed over is wrong.
@@ -15,13 +13,8 @@ class UserError(Exception):
     """
 
     def __init__(self, sentence: str) -> None:
-        super().__init__("".join(map(_printable, sentence)))
-
-
-def _printable(character: str) -> str:
-    if character.isprintable():
-        return character
-    return character.encode("unicode_escape").decode("ascii")
+        escaped = (c if c.isprintable() else ascii(c)[1:-1] for c in sentence)
+        super().__init__("".join(escaped))
 
 
 def not_allowed(field: str, value: object, allowed: str) -> UserError:
@@ -66,7 +59,6 @@ qmix.batch_size or qmix.replay_size; its last checkpoint is whole.
     if not isinstance(error, MemoryError) and not any(sign in text for sign in signs):
         return None
     knobs = _KNOBS.get(command, "the sizes of this configuration")
-    place = "the GPU" if on_gpu else "this machine"
     kept = "; its last checkpoint is whole" if command in _SAVING else ""
-    what = f"{place} has too little memory for fedfade {command}"
+    what = f"{'the GPU' if on_gpu else 'this machine'} has too little memory for fedfade {command}"
     return UserError(f"{what}: lower {knobs}{kept}.")

@@ -5,8 +5,6 @@ entry in the table, by an entry point of the seam's group, or as `module:factory
 stands for such a dotted path too, so that this file imports nothing of what it lists.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import pkgutil
