@@ -1,5 +1,8 @@
 """The one kind of error a user ever sees."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class UserError(Exception):
     """Something the user typed or handed over is wrong.
@@ -24,9 +27,23 @@ def not_allowed(field: str, value: object, allowed: str) -> UserError:
     'radio.clusters = 1 is not allowed: it must be a whole number of at least 2.'
     """
     shown = repr(value) if isinstance(value, str) else str(value)
-    if len(shown) > 80:
-        shown = shown[:77] + "..."
-    return UserError(f"{field} = {shown} is not allowed: it must be {allowed}.")
+    return UserError(f"{field} = {_short(shown)} is not allowed: it must be {allowed}.")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def unknown(what: str, kind: str, owner: str, known: Iterable[str], quote: str = "") -> UserError:
+    """The sentence about a name nobody knows, with the nearest one that is known.
+
+    >>> str(unknown("--sedes", "option", "fedfade train", ["--seeds", "--out"]))
+    '--sedes is not a known option: did you mean --seeds? fedfade train has --seeds, --out.'
+    """
+    known = list(known)
+    near = difflib.get_close_matches(what.rpartition(".")[2], known, n=1)
+    hint = f"did you mean {quote}{near[0]}{quote}? " if near else ""
+    return UserError(f"{_short(what)} is not a known {kind}: {hint}{owner} has {', '.join(known)}.")
 
 
 _KNOBS = {

@@ -1,6 +1,5 @@
 """From YAML and `--set` to a checked tree; every fault becomes one sentence."""
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from functools import reduce
@@ -14,7 +13,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from fedfade.config.tree import Config
-from fedfade.errors import UserError, not_allowed
+from fedfade.errors import UserError, not_allowed, unknown
 from fedfade.storage import read_bytes
 
 _MAX_PRESET_BYTES = 100_000
@@ -72,7 +71,7 @@ def config_from_tree(tree: object, stored: bool = False) -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise UserError(_first_fault(error)) from None
+        raise _first_fault(error) from None
 
 
 def changed(config: Config, fields: Mapping[str, Any]) -> Config:
@@ -173,15 +172,20 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
 # --- what the tree refuses -------------------------------------------------------------------
 
 
-def _first_fault(error: ValidationError) -> str:
+def _first_fault(error: ValidationError) -> UserError:
     """The first fault as the standard sentence; of a union, all that would be allowed."""
     faults = error.errors(include_url=False)
     first = faults[0]
     place = _place(first)
     if first["type"] == "extra_forbidden":
-        return _unknown_field(*place)
+        parents = place[:-1]
+        model: Any = Config
+        for parent in parents:
+            model = model.model_fields[parent].annotation
+        where = ".".join(parents) or "the top level"
+        return unknown(".".join(place), "field", where, model.model_fields, quote="'")
     allowed = dict.fromkeys(_allowed(fault) for fault in faults if _place(fault) == place)
-    return str(not_allowed(".".join(place), first.get("input"), " or ".join(allowed)))
+    return not_allowed(".".join(place), first.get("input"), " or ".join(allowed))
 
 
 def _place(fault: ErrorDetails) -> list[str]:
@@ -191,19 +195,6 @@ def _place(fault: ErrorDetails) -> list[str]:
     tags = ("constrained-float", "float", "int")
     parts = [str(part) for part in fault["loc"]]
     return [part for part in parts if "[" not in part and part not in tags]
-
-
-def _unknown_field(*place: str) -> str:
-    *parents, last = place
-    model: Any = Config
-    for parent in parents:
-        model = model.model_fields[parent].annotation
-    known = list(model.model_fields)
-    near = difflib.get_close_matches(last, known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    where = ".".join(parents) or "the top level"
-    name = ".".join([*parents, last[:80]])
-    return f"{name} is not a known field: {hint}{where} has {', '.join(known)}."
 
 
 _ALLOWED = {

@@ -59,6 +59,10 @@ class Named:
         return core_schema.no_info_after_validator_function(self.seam.check, handler(kind))
 
 
+CodecName = Annotated[str, Named(CODECS)]
+ServerRuleName = Annotated[str, Named(SERVER_RULES)]
+FadingName = Annotated[str, Named(FADING)]
+PartName = Annotated[str, Named(PARTS)]
 # Ranges are wider than anything sensible and narrow enough that no power, rate or time leaves
 # what float32 can hold.
 Whole = Annotated[int, BeforeValidator(_whole_to_int)]
@@ -85,7 +89,7 @@ class _Branch(BaseModel):
 class RadioConfig(_Branch):
     """What a slot of the uplink looks like."""
 
-    source: Annotated[str, Named(FADING)] = _is("clustered", "where small-scale fading comes from")
+    source: FadingName = _is("clustered", "where small-scale fading comes from")
     traces: str | None = _is(None, "folder or .npz of recorded gains; needed by source: traces")
     carrier_hz: float = _is(3.5e9, "carrier frequency", ge=1e8, le=1e12)
     bandwidth_hz: float = _is(5e6, "bandwidth of one sub-band (paper: B)", ge=1, le=1e12)
@@ -159,8 +163,7 @@ class CellConfig(_Branch):
 
     placement: Literal["waypoint", "fixed", "redraw", "ring"] = _is(
         "waypoint",
-        "waypoint: clients walk; fixed: one layout; redraw: a new layout every round; ring: all "
-        "at one distance",
+        "clients walk (waypoint), stay (fixed), are placed anew every round (redraw) or on a ring",
     )
     side_m: Metres = _is(500.0, "side of the hexagonal cell")
     min_distance_m: float = _is(10.0, "no client is nearer to the antenna", ge=0, le=1e6)
@@ -206,19 +209,15 @@ class LearningConfig(_Branch):
     local_rate: Rate = _is(0.01, "clients' learning rate (paper: eta_l)")
     global_rate: Rate = _is(1.0, "server's learning rate (paper: eta_g)")
     proximal: Weight = _is(0.0, "FedProx weight; 0 is FedAvg")
-    codec: Annotated[str, Named(CODECS)] = _is(
-        "none", "how an update is written as bits; with payload_bits: auto its bits are counted"
-    )
-    server: Annotated[str, Named(SERVER_RULES)] = _is(
-        "mean", "what the server makes of the updates that arrived"
-    )
+    codec: CodecName = _is("none", "how an update becomes the bits that are sent")
+    server: ServerRuleName = _is("mean", "what the server does with what arrived")
     server_momentum: float = _is(
         0.0, "momentum of the server update; above 0, server mean is momentum", ge=0, lt=1
     )
     previous_update: Literal["broadcast", "last"] = _is(
         "broadcast",
-        "g_(t-1) after a round in which nobody delivered: broadcast is 0, the difference of two "
-        "equal models (paper); last is the last update the server made",
+        "g_(t-1) after a round in which nobody delivered: 0, as from two equal broadcast models "
+        "(paper), or the last update there was",
     )
     weighting: Literal["equal", "samples"] = _is(
         "equal", "weights of the average: equal (paper: 1/N) or by sample count"
@@ -245,8 +244,7 @@ class RewardConfig(_Branch):
     delivered: Weight = _is(0.1, "reward for a delivered client (lambda_1)")
     deviation: Weight = _is(
         0.002,
-        "cost of the squared summed deviation (lambda_2), in units of the mean squared deviation "
-        "of the round",
+        "cost of the squared summed deviation (lambda_2), in units of the round's mean square",
     )
 
 
@@ -270,7 +268,7 @@ class AllocationConfig(_Branch):
         "folder of fedfade train; its agents are compared as policy qmix, those of several by "
         "folder: qmix-seed-0, ...",
     )
-    observe: list[Annotated[str, Named(PARTS)]] = _is(
+    observe: list[PartName] = _is(
         ["alphas", "fading", "remaining", "slots_left", "deviation", "round"],
         "parts of an agent's observation, in order",
         min_length=1,
@@ -305,7 +303,7 @@ class QmixConfig(_Branch):
 
     mixer: Literal["qmix", "qplex", "vdn", "independent"] = _is(
         "qmix",
-        "how agents' values combine: monotonic mixing, duplex dueling, sum, or not at all",
+        "how agents' values combine: monotonic mixing, duplex dueling, a sum, or not",
     )
     share_parameters: bool = _is(False, "one network for all agents, told apart by an agent id")
     hidden: list[Annotated[Whole, Field(ge=1, le=100_000)]] = _is(
@@ -318,8 +316,7 @@ class QmixConfig(_Branch):
     gamma: Share = _is(0.95, "discount factor")
     trust: Weight = _is(
         0.0,
-        "agents take another action than the planned one (observation `reservation`) only if it "
-        "promises this much more",
+        "agents leave their plan (observation `reservation`) only for this much more value",
     )
     advance: Weight = _is(
         0.0,
@@ -328,8 +325,7 @@ class QmixConfig(_Branch):
     )
     dueling: bool = _is(
         False,
-        "an agent's value of a slot is one output, what an action adds to it another; both start "
-        "at 0",
+        "an agent has an output for a slot's value, others for what actions add; all start at 0",
     )
     n_step: Whole = _is(1, "slots of reward summed before bootstrapping", ge=1, le=100_000)
     replay_size: Count = _is(10_000, "transitions kept")
@@ -342,8 +338,7 @@ class QmixConfig(_Branch):
     )
     gradients: str = _is(
         "learning",
-        "gradients while training: learning (real federated rounds), synthetic, or the path of a "
-        "recording (.npz)",
+        "gradients in training: learning (real federated rounds), synthetic, or a recording (.npz)",
     )
     evaluate_every: Count = _is(20, "federated rounds between test accuracies while training")
     episodes: Whole = _is(30_000, "training episodes", ge=1, le=10**12)
