@@ -19,6 +19,8 @@ from fedfade.uplink import Round, Scenario, scenario_from_config
 
 torch.set_num_threads(1)
 
+HERE = Path(__file__).parent
+
 # Third parties are not told that tests run, here and in every process a test starts.
 os.environ |= {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -51,6 +53,35 @@ def _refuse_the_network(event: str, arguments: tuple[object, ...]) -> None:
 
 
 sys.addaudithook(_refuse_the_network)
+
+SLOW_FOLDERS = ("bench", "experiments", "flower", "reliability", "studies")
+QUICK_IN_THEM = ("test_source.py", "test_numbers.py", "test_a_run_leaves_a_report")
+SLOW_TESTS = (
+    "test_a_killed_training_resumes",
+    "test_a_plain_key_is_folded_where_the_index_is",
+    "test_a_policy_that_raises_leaves_the_folder_to_the_corrected_command",
+    "test_agents_learn_to_take_turns",
+    "test_bench",
+    "test_duplex_dueling",
+    "test_engines_agree_with_a_textbook_loop",
+    "test_killed_training_resumes_to_the_same_bits",
+    "test_learning_learns",
+    "test_more_clusters_mean_less_correlation",
+    "test_the_command",
+)
+"""Beginnings of names. What they leave to `make check` takes a minute on two cores."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `make check` leaves out."""
+    for item in items:
+        slow = item.name.startswith(SLOW_TESTS)
+        if item.path.is_relative_to(HERE):
+            quick = item.path.name.startswith(QUICK_IN_THEM) or item.name.startswith(QUICK_IN_THEM)
+            slow |= item.path.parent.name in SLOW_FOLDERS and not quick
+        if slow:
+            item.add_marker("slow")
+
 
 TINY = [
     "learning.data=digits",

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from fedfade.config import (
     Config,
+    changed,
     config_from_tree,
     differences,
     load_config,
@@ -17,6 +19,8 @@ from fedfade.config import (
     render_config,
 )
 from fedfade.errors import UserError
+from fedfade.experiments import RunFolder
+from fedfade.experiments.run_folder import open_finished
 
 FAULTS = [
     ("radio.bandwidth_hz=0", "radio.bandwidth_hz = 0 ", "at least 1"),
@@ -142,6 +146,23 @@ def test_what_an_older_version_stored_means_what_it_did(tmp_path: Path) -> None:
     assert config_from_tree({}, stored=True) == older
     with pytest.raises(UserError, match="learning = 3 is not allowed"):
         config_from_tree({"learning": 3}, stored=True)
+
+
+def test_a_run_of_an_older_version_continues_as_it_began(tiny: Config, tmp_path: Path) -> None:
+    """Or is refused with the field that says how; nothing goes on in another way."""
+    cpu = torch.device("cpu")
+    with RunFolder(tmp_path, tiny, cpu).open():
+        pass
+    stored = tmp_path / "config.yaml"
+    lines = stored.read_text().splitlines(keepends=True)
+    stored.write_text("".join(line for line in lines if "previous_update:" not in line))
+    refused = r"a run of another configuration, differing in learning.previous_update: choose"
+    with pytest.raises(UserError, match=refused), RunFolder(tmp_path, tiny, cpu).open():
+        pass
+    as_before = changed(tiny, {"learning.previous_update": "last"})
+    with RunFolder(tmp_path, as_before, cpu).open():
+        pass
+    assert open_finished(tmp_path)[0] == as_before
 
 
 def test_overrides_understand_scientific_notation() -> None:

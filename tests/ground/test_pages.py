@@ -16,7 +16,10 @@ from fedfade.cli import app
 from fedfade.config import load_config
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 SMALLER = {  # the same calls without a download, and fewer of them
     'config = load_config("paper")\nfor source': (
         'config = load_config("paper", ["learning.data=digits"])\nfor source'
