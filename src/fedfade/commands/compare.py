@@ -1,9 +1,8 @@
 """`fedfade compare`: which allocation policy gives the best model?"""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -16,12 +15,7 @@ from fedfade.commands.options import (
     time_left,
     with_fields,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from fedfade.config import Config
-    from fedfade.experiments import Row
+from fedfade.config import Config, load_config, preset_names
 
 
 def compare(
@@ -47,11 +41,17 @@ def compare(
     overrides: SetOption = None,
 ) -> None:
     """Run every policy on the same channel and data; write a report with pictures."""
-    from fedfade.config import load_config, preset_names
     from fedfade.device import pick_device
     from fedfade.experiments import Comparison, RunFolder, write_report
     from fedfade.experiments.comparison import stored_rows
-    from fedfade.experiments.report import left_out_lines
+    from fedfade.experiments.report import (
+        HEADINGS,
+        genie_line,
+        left_out_lines,
+        summaries,
+        table_cells,
+        verdict,
+    )
 
     fields = {
         "allocation.policies": None if policies is None else _listed(policies),
@@ -83,7 +83,9 @@ def compare(
             folder.finish(**comparison.facts())
         record = folder.record
         report = write_report(folder.path, config, record, rows)
-    _print_summary(rows, config.learning.clients, record.get("scopes", {}))
+    cells = [table_cells(line, record.get("scopes", {})) for line in summaries(rows)]
+    sentences = verdict(rows, config.learning.clients), genie_line(rows) or ""
+    _print_summary(HEADINGS, cells, sentences)
     for line in left_out_lines(rows):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     typer.echo(f"report: {report}")
@@ -113,16 +115,17 @@ def _with_shipped(config: Config, console: Console) -> dict[str, list[str]]:
     return {"allocation.policies": names}
 
 
-def _print_summary(rows: Sequence[Row], clients: int, scopes: Mapping[str, str]) -> None:
-    from fedfade.experiments.report import HEADINGS, genie_line, summaries, table_cells, verdict
-
+def _print_summary(
+    headings: Sequence[str], lines: Sequence[Sequence[str]], sentences: Sequence[str]
+) -> None:
+    """A table, names to the left and numbers to the right, and what follows from it."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    for place, heading in enumerate(HEADINGS):
+    for place, heading in enumerate(headings):
         table.add_column(heading, justify="left" if place < 2 else "right", no_wrap=place > 0)
-    for line in summaries(rows):
-        table.add_row(*table_cells(line, scopes))
+    for line in lines:
+        table.add_row(*line)
     console = Console()
     if not console.is_terminal:
         console.width = 110  # a file or pipe has no width of its own
     console.print(table)
-    console.print(verdict(rows, clients), genie_line(rows) or "", highlight=False, markup=False)
+    console.print(*sentences, highlight=False, markup=False)

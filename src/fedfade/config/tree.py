@@ -216,7 +216,7 @@ class LearningConfig(_Branch):
     )
     previous_update: Literal["broadcast", "last"] = _is(
         "broadcast",
-        "g_(t-1) after a round in which nobody delivered: 0, as from two equal broadcast models "
+        "g_(t-1) after a round in which nobody delivered: 0, the difference of the broadcast models "
         "(paper), or the last update there was",
     )
     weighting: Literal["equal", "samples"] = _is(
