@@ -42,16 +42,8 @@ def compare(
 ) -> None:
     """Run every policy on the same channel and data; write a report with pictures."""
     from fedfade.device import pick_device
-    from fedfade.experiments import Comparison, RunFolder, write_report
-    from fedfade.experiments.comparison import stored_rows
-    from fedfade.experiments.report import (
-        HEADINGS,
-        genie_line,
-        left_out_lines,
-        summaries,
-        table_cells,
-        verdict,
-    )
+    from fedfade.experiments import RunFolder, batches, stored_rows, write_report
+    from fedfade.experiments.report import genie_line, left_out_lines, summary_table, verdict
 
     fields = {
         "allocation.policies": None if policies is None else _listed(policies),
@@ -74,18 +66,16 @@ def compare(
     with stopping_cleanly(f"the same command continues in {folder.path}"), folder.open():
         if folder.finished:
             console.print(f"already finished: {folder.path}", highlight=False)
-            rows = stored_rows(folder)
         else:
-            comparison = Comparison(config, chosen)
-            console.print(comparison.alone.plan, highlight=False)
-            with time_left("rounds", config.run.rounds) as progress:
-                rows = comparison.run(folder, progress)
-            folder.finish(**comparison.facts())
+            (batch,) = batches([folder], chosen)
+            console.print(batch.plan, highlight=False)
+            with time_left("rounds", config.run.rounds) as tell:
+                batch.run(tell)
+        rows = stored_rows(folder)
         record = folder.record
         report = write_report(folder.path, config, record, rows)
-    cells = [table_cells(line, record.get("scopes", {})) for line in summaries(rows)]
-    sentences = verdict(rows, config.learning.clients), genie_line(rows) or ""
-    _print_summary(HEADINGS, cells, sentences)
+    summary = summary_table(rows, record.get("scopes", {}))
+    _print_summary(summary, verdict(rows, config.learning.clients), genie_line(rows) or "")
     for line in left_out_lines(rows):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     typer.echo(f"report: {report}")
@@ -115,11 +105,10 @@ def _with_shipped(config: Config, console: Console) -> dict[str, list[str]]:
     return {"allocation.policies": names}
 
 
-def _print_summary(
-    headings: Sequence[str], lines: Sequence[Sequence[str]], sentences: Sequence[str]
-) -> None:
+def _print_summary(summary: Sequence[Sequence[str]], *sentences: str) -> None:
     """A table, names to the left and numbers to the right, and what follows from it."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    headings, *lines = summary
     for place, heading in enumerate(headings):
         table.add_column(heading, justify="left" if place < 2 else "right", no_wrap=place > 0)
     for line in lines:

@@ -216,8 +216,8 @@ class LearningConfig(_Branch):
     )
     previous_update: Literal["broadcast", "last"] = _is(
         "broadcast",
-        "g_(t-1) after a round in which nobody delivered: 0, the difference of the broadcast models "
-        "(paper), or the last update there was",
+        "g_(t-1) after a round in which nobody delivered: 0, the difference of two broadcast "
+        "models (paper), or the last update there was",
     )
     weighting: Literal["equal", "samples"] = _is(
         "equal", "weights of the average: equal (paper: 1/N) or by sample count"
