@@ -57,7 +57,6 @@ sys.addaudithook(_refuse_the_network)
 SLOW_FOLDERS = ("bench", "experiments", "flower", "reliability", "studies")
 QUICK_IN_THEM = ("test_source.py", "test_numbers.py", "test_a_run_leaves_a_report")
 SLOW_TESTS = (
-    "test_a_killed_training_resumes",
     "test_a_plain_key_is_folded_where_the_index_is",
     "test_a_policy_that_raises_leaves_the_folder_to_the_corrected_command",
     "test_agents_learn_to_take_turns",

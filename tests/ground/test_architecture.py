@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import fedfade
+from tests.conftest import QUICK_IN_THEM, SLOW_FOLDERS, SLOW_TESTS
 
 ROOT = Path(fedfade.__file__).parent
 
@@ -185,3 +186,15 @@ def test_library_code_does_not_print() -> None:
         for node in ast.walk(source(path)):
             called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
             assert not (called and node.func.id == "print"), path
+
+
+def test_the_tests_called_slow_are_there() -> None:
+    tests = Path(__file__).parents[1]
+    assert all((tests / folder).is_dir() for folder in SLOW_FOLDERS)
+    known = [path.name + path.read_text() for path in tests.rglob("test_*.py")]
+    gone = [
+        name
+        for name in (*SLOW_TESTS, *QUICK_IN_THEM)
+        if not any(re.search(rf"^(def )?{name}", text, re.M) for text in known)
+    ]
+    assert gone == []
