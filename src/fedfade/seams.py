@@ -1,4 +1,4 @@
-"""What users can replace: policies, codecs, server rules, fading sources, observation parts.
+"""What users can replace: policies, codecs, server rules, fading, observation parts, sweeps.
 
 Each seam is a small protocol with a table of what is built in. An implementation is named by its
 entry in the table, by an entry point of the seam's group, or as `module:factory`; a built-in name
@@ -8,7 +8,6 @@ stands for such a dotted path too, so that this file imports nothing of what it 
 import importlib.util
 import os
 import pkgutil
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from fedfade.errors import UserError, not_allowed
+from fedfade.errors import UserError, not_allowed, out_of_memory
 
 
 def load_dotted(field: str, path: str) -> object:
@@ -73,6 +72,28 @@ def one_line(error: Exception) -> str:
     return text.rstrip(".")[:200]
 
 
+def ask(who: str, made: object, question: str, *given: object) -> Any:
+    """What an implementation answers; whatever a user's raises becomes one sentence.
+
+    A fault of our own stays one: its trace is what is needed to mend it.
+    """
+    try:
+        return getattr(made, question)(*given)
+    except UserError:
+        raise
+    except Exception as error:
+        ours = type(made).__module__.startswith("fedfade.")
+        if ours or out_of_memory(error, "") is not None:
+            raise
+        inside = error.__traceback__ and error.__traceback__.tb_next
+        place = ""  # where it could not even be called
+        if inside is not None:
+            file = Path(inside.tb_frame.f_code.co_filename).name
+            place = f" ({file}, line {inside.tb_lineno})"
+        kind = type(error).__name__
+        raise UserError(f"{who} raised {kind} in {question}{place}: {one_line(error)}.") from error
+
+
 @dataclass(frozen=True)
 class Seam:
     """One kind of thing a user can replace."""
@@ -82,11 +103,6 @@ class Seam:
     protocol: str  # where to read what is needed
     members: tuple[str, ...]  # what every implementation has
     built_in: Mapping[str, str]  # name -> module:factory
-
-    @property
-    def kind(self) -> str:
-        """What a sentence calls it: `fedfade.learning.ServerRule` is about a server rule."""
-        return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", self.protocol.rpartition(".")[2]).lower()
 
     def names(self) -> list[str]:
         """Everything that can be asked for by name."""
@@ -102,10 +118,11 @@ class Seam:
         fedfade.errors.UserError: learning.codec = 'zip' is not allowed: it must be one of none, \
 float16, or module:factory.
         """
-        # Entry points last: to look for them is to read the metadata of every package.
-        if ":" in name or name in self.built_in or name in (known := [*self.names(), *others]):
+        if ":" in name or name in self.built_in:  # entry points are slow to list
             return name
-        raise not_allowed(self.field, name, f"one of {', '.join(known)}, or module:factory")
+        if name not in (known := [*self.names(), *others]):
+            raise not_allowed(self.field, name, f"one of {', '.join(known)}, or module:factory")
+        return name
 
     def make(self, name: str, *given: object, others: Sequence[str] = ()) -> Any:
         """The implementation a name stands for, made from what its factory is given.
@@ -120,11 +137,11 @@ float16, or module:factory.
         except Exception as error:
             if name in self.built_in:  # a fault of our own: its trace is what is needed
                 raise
-            raise UserError(f"{self.kind} {name!r} cannot be made: {one_line(error)}.") from None
+            raise UserError(f"{self.field} {name!r} cannot be made: {one_line(error)}.") from None
         for member in self.members:
             if not hasattr(made, member):
                 needed = f"{self.protocol} says what is needed"
-                raise UserError(f"{self.kind} {name!r} has no {member!r}: {needed}.")
+                raise UserError(f"{self.field} {name!r} has no {member!r}: {needed}.")
         return made
 
     def _factory(self, name: str) -> Any:
@@ -189,12 +206,12 @@ FADING = Seam(
     "fedfade.radio.FadingSource",
     ("gains",),
     {
-        "clustered": "fedfade.radio.channel:ClusteredFading",
-        "rayleigh": "fedfade.radio.rayleigh:RayleighFading",
+        "clustered": "fedfade.radio.fading:ClusteredFading",
+        "rayleigh": "fedfade.radio.fading:RayleighFading",
         "traces": "fedfade.radio.traces:TraceFading",
     },
 )
-"""Where small-scale gains come from."""
+"""Where small-scale gains come from; made from radio and cell configuration, clients, device."""
 
 PARTS = Seam(
     "allocation.observe",
@@ -216,3 +233,16 @@ PARTS = Seam(
     },
 )
 """One named part of an agent's observation; made without arguments."""
+
+SWEEP_COMMANDS = Seam(
+    "sweep field command",
+    "fedfade.sweep_commands",
+    "fedfade.experiments.sweep_commands.SweepCommand",
+    ("marker", "run", "lines"),
+    {
+        "compare": "fedfade.experiments.sweep_commands:Compare",
+        "train": "fedfade.experiments.sweep_commands:Train",
+        "reproduce": "fedfade.studies.paper.sweep_command:Reproduce",
+    },
+)
+"""What every point of a sweep runs; made without arguments."""

@@ -88,7 +88,7 @@ WRONG = [
     ("no.such:thing", "test.speaker = 'no.such:thing' cannot be loaded: No module named 'no'."),
     (f"{HERE}:nobody", f"nobody' cannot be loaded: module '{HERE}' has no attribute 'nobody'."),
     ("broken", "test.speaker = 'broken' cannot be loaded: No module named 'tomorrow'."),
-    (f"{HERE}:raises", f"speaker '{HERE}:raises' cannot be made: division by zero."),
+    (f"{HERE}:raises", f"test.speaker '{HERE}:raises' cannot be made: division by zero."),
     (f"{HERE}:refuses", "its own sentence."),
     (f"{HERE}:SILENT", "has no 'say': fedfade.test.Speaker says what is needed."),
 ]
@@ -115,14 +115,14 @@ def test_the_caller_may_know_more_names() -> None:
 
 @pytest.mark.parametrize(
     ("seam", "name"),
-    [pytest.param(seam, name, id=f"{seam.kind}-{name}") for seam in ALL for name in seam.built_in],
+    [pytest.param(seam, name, id=f"{seam.field}-{name}") for seam in ALL for name in seam.built_in],
 )
 def test_everything_in_the_tables_loads(seam: Seam, name: str) -> None:
     found = load_dotted(seam.field, seam.built_in[name])
     assert callable(found) or all(hasattr(found, member) for member in seam.members)
 
 
-@pytest.mark.parametrize("seam", ALL, ids=lambda seam: seam.kind)
+@pytest.mark.parametrize("seam", ALL, ids=lambda seam: seam.field)
 def test_the_protocol_a_sentence_names_is_there(seam: Seam) -> None:
     """And has what every implementation is asked for."""
     module, _, name = seam.protocol.rpartition(".")
