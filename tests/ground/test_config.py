@@ -34,17 +34,8 @@ FAULTS = [
     (
         "radio.source=quadriga",
         "radio.source = 'quadriga'",
-        "one of clustered, rayleigh, traces, or module:factory.",
+        "one of clustered, rayleigh, traces, or",
     ),
-    ("learning.codec=zip", "learning.codec = 'zip'", "one of none, float16, or module:factory."),
-    ("learning.codec=8", "learning.codec = 8", "text"),
-    ("learning.server=median", "learning.server = 'median'", "one of mean, momentum, or module:"),
-    (
-        "learning.server=momentum",
-        "learning.server_momentum = 0.0",
-        "greater than 0 when learning.server is 'momentum'.",
-    ),
-    ("learning.previous_update=0", "learning.previous_update = 0", "one of 'broadcast' or 'last'"),
     ("radio.source=traces", "radio.traces = 'null'", "a path"),
     ("radio.power_levels_dbm=[-100]", "radio.power_levels_dbm", "above -100 dBm"),
     ("radio.power_levels_dbm=[23, 10]", "radio.power_levels_dbm", "silent level"),
@@ -82,6 +73,15 @@ FAULTS = [
         "radio.traces = 'gains.npz'",
         "null unless radio.source is 'traces'",
     ),
+    ("learning.codec=zip", "learning.codec = 'zip'", "one of none, float16, or module:factory."),
+    ("learning.codec=8", "learning.codec = 8", "text"),
+    ("learning.server=median", "learning.server = 'median'", "one of mean, momentum, or module:"),
+    (
+        "learning.server=momentum",
+        "learning.server_momentum = 0.0",
+        "greater than 0 when learning.server is 'momentum'.",
+    ),
+    ("learning.previous_update=0", "learning.previous_update = 0", "one of 'broadcast' or 'last'"),
     ("radio={clusters: 28, clusters: 14}", "--set", "the key 'clusters' is given twice"),
 ]
 
