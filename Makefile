@@ -22,7 +22,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 check: lint
 	$(PYTEST) -m "not slow"
 
-test: lint docs
+test: lint
 	$(PYTEST)
 
 coverage: .venv/tools
