@@ -59,25 +59,34 @@ QUICK_IN_THEM = ("test_source.py", "test_numbers.py", "test_a_run_leaves_a_repor
 SLOW_TESTS = (
     "test_a_plain_key_is_folded_where_the_index_is",
     "test_a_policy_that_raises_leaves_the_folder_to_the_corrected_command",
+    "test_a_rules_memory_survives_an_interrupt",
     "test_agents_learn_to_take_turns",
+    "test_agrees_with_the_sample_by_sample_procedure",
     "test_bench",
+    "test_bf16_stays_near_the_textbook",
     "test_duplex_dueling",
     "test_engines_agree_with_a_textbook_loop",
+    "test_export.py",
     "test_killed_training_resumes_to_the_same_bits",
     "test_learning_learns",
     "test_more_clusters_mean_less_correlation",
+    "test_partition_counts_and_picture",
+    "test_seeds_saved_at_different_moments_draw_level",
+    "test_several_seeds_in_one_program_are_each_what_they_are_alone",
+    "test_small_cell.py",
     "test_the_command",
+    "test_two_step_game.py",
+    "test_whole_batches_are_announced",
 )
-"""Beginnings of names. What they leave to `make check` takes a minute on two cores."""
+"""Beginnings of the names of tests and files; what is left takes `make check` about a minute."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what `make check` leaves out."""
     for item in items:
-        slow = item.name.startswith(SLOW_TESTS)
-        if item.path.is_relative_to(HERE):
-            quick = item.path.name.startswith(QUICK_IN_THEM) or item.name.startswith(QUICK_IN_THEM)
-            slow |= item.path.parent.name in SLOW_FOLDERS and not quick
+        slow = item.name.startswith(SLOW_TESTS) or item.path.name.startswith(SLOW_TESTS)
+        if item.path.is_relative_to(HERE) and item.path.parent.name in SLOW_FOLDERS:
+            slow = not (item.name.startswith(QUICK_IN_THEM) or item.path.name in QUICK_IN_THEM)
         if slow:
             item.add_marker("slow")
 

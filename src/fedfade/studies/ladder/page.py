@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedfade.learning.figures import save
-from fedfade.radio.scenario import LIGHT_MPS
+from fedfade.radio import LIGHT_MPS
 from fedfade.storage import write_text
 from fedfade.studies.ladder.federated import accuracy_places
 from fedfade.studies.ladder.rungs import OWN, Ladder
