@@ -42,7 +42,7 @@ ANY_DOOR = {"commands", "studies", "bench"}
 """May import a room's modules one by one: a command starts without what it does not need."""
 
 SIDE_DOORS = {
-    "fedfade.learning.figures",  # imports Matplotlib, which takes a second
+    "fedfade.learning.plots",  # imports Matplotlib, which takes a second
     "fedfade.experiments.figures",
     "fedfade.uplink.benchmarl",  # imports an extra
     "fedfade.uplink.plan",  # what schedules are made of, for policies alone
