@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import get_args
 
 import pytest
 import torch
 
+from fedfade import seams
 from fedfade.allocation import load_policy, play_round
-from fedfade.config import ObservationPart, load_config
+from fedfade.config import load_config
 from fedfade.uplink import (
     Progress,
     Round,
@@ -28,7 +28,7 @@ from fedfade.uplink import (
 from fedfade.uplink.observation import BOUND, PARTS, part_columns
 from fedfade.uplink.plan import ergodic_rate, likely_done, reserve, timetable
 
-ALL = get_args(ObservationPart)
+ALL = tuple(seams.PARTS.built_in)
 
 
 def scenario_seeing(*parts: str, delay: int = 0, hide: str = "") -> Scenario:

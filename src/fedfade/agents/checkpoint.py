@@ -146,7 +146,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     counts = [index.get("batch"), index.get("episodes")]
     if not (all(map(_is_count, counts)) and _are_files(index.get("files"))):
         raise UserError(f"{str(path)!r} was changed by hand: batch, episodes or files are wrong.")
-    config = config_from_tree(index.get("config"))
+    config = config_from_tree(index.get("config"), stored=True)
     return Checkpoint(folder, config, index["batch"], index["episodes"], index["files"])
 
 

@@ -146,7 +146,7 @@ class RunFolder:
                 f"--out {str(self.path)!r} holds other things ({min(others)!r}): choose an "
                 "empty or new folder."
             )
-        asked = load_config(self._asked) if self._asked.exists() else self.config
+        asked = load_config(self._asked, stored=True) if self._asked.exists() else self.config
         if differing := differences(asked, self.config, ignore=FREE_FIELDS):
             raise UserError(
                 f"--out {str(self.path)!r} holds a run of another configuration, differing in "
@@ -197,7 +197,8 @@ def open_finished(path: Path) -> tuple[Config, dict[str, Any]]:
     """Config and provenance of a finished run, for commands that only read."""
     if not (path / "config.yaml").is_file() or not (path / "run.json").is_file():
         raise UserError(f"{str(path)!r} is not a run folder: it has no config.yaml and run.json.")
-    config, record = load_config(path / "config.yaml"), _read_record(path / "run.json")
+    config = load_config(path / "config.yaml", stored=True)
+    record = _read_record(path / "run.json")
     if record.get("finished") is None:
         raise UserError(f"{str(path)!r} is not finished: run the same fedfade compare again.")
     return config, record

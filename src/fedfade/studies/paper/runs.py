@@ -189,7 +189,9 @@ def _finished(job: Job) -> bool:
     if not RunFolder(job.folder, job.config, pick_device("cpu")).finished:
         return False
     free = (*FREE_FIELDS, "allocation.checkpoint")
-    differing = differences(load_config(job.folder / "config.yaml"), job.config, ignore=free)
+    differing = differences(
+        load_config(job.folder / "config.yaml", stored=True), job.config, ignore=free
+    )
     if differing:
         raise UserError(
             f"--out: {str(job.folder)!r} holds a run of another configuration, differing in "
