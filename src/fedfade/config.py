@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -30,6 +31,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from fedfade.errors import UserError, not_allowed
+from fedfade.seams import PARTS
 from fedfade.storage import read_bytes
 
 SILENT_DBM = -100.0
@@ -38,20 +40,6 @@ SILENT_DBM = -100.0
 MAX_PRESET_BYTES = 100_000
 
 Precision = Literal["fp32", "tf32", "bf16"]
-
-ObservationPart = Literal[
-    "alphas",
-    "fading",
-    "remaining",
-    "slots_left",
-    "deviation",
-    "round",
-    "finished",
-    "others_fading",
-    "schedule",
-    "reservation",
-    "time_to_finish",
-]
 
 
 def _whole_to_int(value: object) -> object:
@@ -64,6 +52,14 @@ def _whole_to_int(value: object) -> object:
 
 
 _Whole = Annotated[int, BeforeValidator(_whole_to_int)]
+
+
+def _part_name(name: str) -> str:
+    """Looking for entry points takes milliseconds, and most names are built in."""
+    return name if name in PARTS.built_in else PARTS.check(name)
+
+
+_ObservationPart = Annotated[str, AfterValidator(_part_name)]
 
 # Bounds are wider than anything sensible and narrow enough that no power, rate or time leaves
 # what float32 can hold.
@@ -296,10 +292,11 @@ class AllocationConfig(_Branch):
         description="folder of fedfade train; its agents are compared as policy qmix, "
         "those of several by folder: qmix-seed-0, ...",
     )
-    observe: list[ObservationPart] = Field(
+    observe: list[_ObservationPart] = Field(
         ["alphas", "fading", "remaining", "slots_left", "deviation", "round"],
         min_length=1,
-        description="parts of an agent's observation, in order",
+        description="parts of an agent's observation, in order; module:factory or a built-in name "
+        f"({' | '.join(PARTS.built_in)})",
     )
     csi_delay_slots: _Whole = Field(
         0, ge=0, le=100_000, description="age of what `others_fading` shows; 0 dB before that"

@@ -17,7 +17,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from fedfade.errors import UserError, not_allowed
+from fedfade.errors import UserError, not_allowed, out_of_memory
 
 
 def load_dotted(field: str, path: str) -> object:
@@ -71,6 +71,28 @@ def one_line(error: Exception) -> str:
     """What a user's code raised, to end a sentence with."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text.rstrip(".")[:200]
+
+
+def ask(who: str, made: object, question: str, *given: object) -> Any:
+    """What an implementation answers; whatever a user's raises becomes one sentence.
+
+    A fault of our own stays one: its trace is what is needed to mend it.
+    """
+    try:
+        return getattr(made, question)(*given)
+    except UserError:
+        raise
+    except Exception as error:
+        ours = type(made).__module__.startswith("fedfade.")
+        if ours or out_of_memory(error, "") is not None:
+            raise
+        inside = error.__traceback__ and error.__traceback__.tb_next
+        place = ""  # where it could not even be called
+        if inside is not None:
+            file = Path(inside.tb_frame.f_code.co_filename).name
+            place = f" ({file}, line {inside.tb_lineno})"
+        kind = type(error).__name__
+        raise UserError(f"{who} raised {kind} in {question}{place}: {one_line(error)}.") from error
 
 
 @dataclass(frozen=True)
@@ -201,7 +223,19 @@ PARTS = Seam(
     "allocation.observe",
     "fedfade.observation_parts",
     "fedfade.uplink.Part",
-    ("width", "fill"),
-    {},
+    ("told", "width", "static"),
+    {
+        "alphas": "fedfade.uplink.parts:ALPHAS",
+        "fading": "fedfade.uplink.parts:FADING",
+        "remaining": "fedfade.uplink.parts:REMAINING",
+        "slots_left": "fedfade.uplink.parts:SLOTS_LEFT",
+        "deviation": "fedfade.uplink.parts:DEVIATION",
+        "round": "fedfade.uplink.parts:ROUND",
+        "finished": "fedfade.uplink.parts:FINISHED",
+        "others_fading": "fedfade.uplink.parts:OTHERS_FADING",
+        "schedule": "fedfade.uplink.parts:SCHEDULE",
+        "reservation": "fedfade.uplink.parts:RESERVATION",
+        "time_to_finish": "fedfade.uplink.parts:TIME_TO_FINISH",
+    },
 )
-"""One named part of an agent's observation."""
+"""One named part of an agent's observation; made without arguments."""

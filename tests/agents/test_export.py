@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import onnxruntime
@@ -14,7 +13,8 @@ import torch
 from fedfade.agents import ClientNetwork, Trainer, train
 from fedfade.agents.export import export_agents, normalisation
 from fedfade.agents.scalars import ScalarWriter
-from fedfade.config import ObservationPart, load_config
+from fedfade.config import load_config
+from fedfade.seams import PARTS
 from fedfade.uplink import observation_width, observe, scenario_from_config, start_round
 
 
@@ -105,7 +105,7 @@ def test_a_payload_counted_from_the_model_is_a_number() -> None:
 
 def test_normalisation_of_every_part() -> None:
     """A device is told about whatever an agent may have been trained on."""
-    parts = get_args(ObservationPart)
+    parts = PARTS.built_in
     config = load_config("paper", [f"allocation.observe=[{', '.join(parts)}]"])
     inputs = normalisation(config)["inputs"]
     assert [part["name"] for part in inputs] == list(parts)

@@ -26,7 +26,7 @@ def inputs_of(config: Config) -> dict[str, str]:
     """
     places = [
         (name, source_file(name))
-        for name in (*config.allocation.policies, config.learning.model)
+        for name in (*config.allocation.policies, *config.allocation.observe, config.learning.model)
         if ":" in name
     ]
     files = {config.learning.data, config.radio.traces} - {"digits", "cifar10", None}

@@ -1,7 +1,5 @@
 """The uplink as a BenchMARL task (extra `peers`), so that its algorithms can be run on it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -8,15 +8,13 @@ from the others during the round.
                 of any (McNaughton's wrap-around rule), and sub-bands nobody needs become a choice
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedfade.uplink.scenario import Scenario
+from fedfade.uplink.slot import Scenario
 
 
 def ergodic_rate(snr: Tensor) -> Tensor:

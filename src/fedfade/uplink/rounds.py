@@ -4,8 +4,6 @@ After T rounds the federated task and the channel start again with a new seed de
 run's (paper: section V-A), so no fading comes twice and none of it is what `compare` uses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -16,8 +14,7 @@ from fedfade.errors import not_allowed
 from fedfade.radio import Cell, Channel, Trajectory, db_to_linear
 from fedfade.randomness import stream
 from fedfade.uplink.gradients import GradientSource
-from fedfade.uplink.scenario import scenario_from_config
-from fedfade.uplink.slot import Round
+from fedfade.uplink.slot import Round, scenario_from_config
 
 _AHEAD = 4000
 """Client-rounds of fading drawn ahead on CUDA, where few cost as much as many."""
