@@ -11,7 +11,7 @@ import torch
 
 from fedfade.agents import Trainer
 from fedfade.agents.run import save
-from fedfade.allocation.max_individual_rate import MaxIndividualRate
+from fedfade.allocation.baselines import MaxIndividualRate
 from fedfade.config import Config, load_config
 from fedfade.experiments import Comparison, RunFolder, Uplink, compare_many, read_rows
 from fedfade.experiments.comparison import SideBySide, compared_policy
