@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-TABLE_COLUMNS = 8
-"""Columns up to which a table of their subsets is filled."""
+TABLE_COLUMNS = 8  # up to which a table of their subsets is filled
 _BLOCK = 1 << 28  # bytes of a table with its back pointers
 _HUGE = 1e30  # stands for infinity: sums of it stay finite
 

@@ -67,7 +67,6 @@ class DeadlineMatching:
     BEYOND = 1e-3  # weight of clients that cannot finish: they take what nobody else wants
 
     def begin(self, view: View) -> Account:
-        """Nothing sent yet."""
         bits = bits_per_slot(view)
         slots = torch.full_like(bits[:, 0], self.FIRST_SLOTS * view.scenario.bands)
         nobody = torch.zeros_like(view.active)
@@ -124,7 +123,6 @@ class DeadlineFeedback:
     REACH = 1.2  # a choice of sub-bands makes up for so much
 
     def begin(self, view: View) -> ExpectedSlots:
-        """Nobody has had a turn."""
         whole = view.remaining_bits / bits_per_slot(view)
         return ExpectedSlots(whole, whole)
 

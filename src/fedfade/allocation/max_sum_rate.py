@@ -32,10 +32,8 @@ from fedfade.radio.link import sinr
 from fedfade.uplink import Action
 
 EXACT_CLIENTS = 12
-_CPU_SLOTS = 64
-"""Slots solved at a time in step 2 on the CPU: their tables stay in the processor's cache."""
-_GPU_SHARE = 0.05
-"""Of a GPU's free memory, for the tables of step 2."""
+_CPU_SLOTS = 64  # solved at a time in step 2 on the CPU: their tables stay in its cache
+_GPU_SHARE = 0.05  # of a GPU's free memory, for the tables of step 2
 _LOOPED_ON_GPU = 3
 _MOVES = 1 << 25  # values worked on at a time in step 3
 
@@ -163,8 +161,7 @@ def _subset_values(snr: Tensor) -> Tensor:
     clients = len(snr)
     total = snr.new_zeros(1 << clients, *snr.shape[1:])
     for client in range(clients):
-        _, with_ = _halves(total, client)
-        with_ += snr[client]
+        _halves(total, client)[1].add_(snr[client])
     total = torch.log1p(total)
     value = torch.zeros_like(total)
     for client in range(clients):

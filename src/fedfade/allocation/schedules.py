@@ -38,11 +38,9 @@ class BlockFadingSchedule:
     gradient_aware = False
 
     def begin(self, view: View) -> Timetable:
-        """The timetable of the round."""
         return timetable(view.scenario, view.snr, view.round_index, view.remaining_bits)
 
     def act(self, view: View, memory: Timetable) -> Action:
-        """Send from the slot the timetable names."""
         return full_power(view, torch.where(memory.start <= view.slot, memory.band, -1))
 
 
@@ -67,7 +65,6 @@ class WrapAroundSchedule:
     choice = False
 
     def begin(self, view: View) -> PlannedTurns:
-        """The sub-bands each client may use in each slot."""
         given = (view.scenario, view.snr, view.round_index, view.remaining_bits)
         plan = reserve(*given, choice=self.choice)
         left = plan.bands.any(-1).flip(-1).cumsum(-1).flip(-1)

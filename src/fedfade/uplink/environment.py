@@ -38,6 +38,10 @@ _MAX_SEED = 2**31
 Dicts = dict[str, Any]
 
 
+def _box(width: int) -> spaces.Box:
+    return spaces.Box(-BOUND, BOUND, (width,), np.float32)
+
+
 class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[misc]
     """Clients sharing sub-bands; all get the same reward, and all stop at the deadline."""
 
@@ -58,14 +62,10 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
         self.scenario = scenario = self._rounds.scenario
         self.possible_agents = [f"client_{n}" for n in range(scenario.clients)]
         self.agents: list[str] = []
-        shape = (observation_width(scenario),)
-        self.observation_spaces = {
-            agent: spaces.Box(-BOUND, BOUND, shape, np.float32) for agent in self.possible_agents
-        }
-        self.action_spaces = {
-            agent: spaces.Discrete(scenario.actions) for agent in self.possible_agents
-        }
-        self.state_space = spaces.Box(-BOUND, BOUND, (state_width(scenario),), np.float32)
+        everybody, width = self.possible_agents, observation_width(scenario)
+        self.observation_spaces = {agent: _box(width) for agent in everybody}
+        self.action_spaces = {agent: spaces.Discrete(scenario.actions) for agent in everybody}
+        self.state_space = _box(state_width(scenario))
         self._random: np.random.Generator | None = None
         self._episode = -1
         self._progress = start_round(scenario, 1)
@@ -107,17 +107,15 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
         self._check_begun("step")
         if not self.agents:
             return {}, {}, {}, {}, {}
-        action = decode_action(self.scenario, self._choices(actions))
-        before = self._progress
+        scenario, before = self.scenario, self._progress
+        action = decode_action(scenario, self._choices(actions))
         gain = slot_gain(self._round, self._slot)
-        self._progress, result = play_slot(self.scenario, before, gain, action)
-        reward = float(
-            slot_reward(self.scenario, self._normalised, before, self._progress, result)[0]
-        )
-        everybody = np.arange(self.scenario.clients)
-        self._rate_bps[self._slot, action.band[0].numpy(), everybody] = result.rate_bps[0].numpy()
+        self._progress, result = play_slot(scenario, before, gain, action)
+        reward = float(slot_reward(scenario, self._normalised, before, self._progress, result)[0])
+        band, everybody = action.band[0].numpy(), np.arange(scenario.clients)
+        self._rate_bps[self._slot, band, everybody] = result.rate_bps[0].numpy()
         self._slot += 1
-        ended = self._slot == self.scenario.slots
+        ended = self._slot == scenario.slots
         if ended:
             self._rounds.deliver(self._episode, self._progress.finished[:, None])
             self._open = False
@@ -161,14 +159,12 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
     def _observe(self) -> Dicts:
         blank = self._static.observation[self._shown_slot].clone()
         filled = fill_observation(self.scenario, blank, self._progress)[:, 0].numpy()
-        return {agent: filled[n] for n, agent in enumerate(self.possible_agents)}
+        return dict(zip(self.possible_agents, filled, strict=True))
 
     def _infos(self) -> Dicts:
-        finished = self._progress.finished[0].tolist()
-        return {
-            agent: {"delivered": done, "round": int(self._round.number[0])}
-            for agent, done in zip(self.possible_agents, finished, strict=True)
-        }
+        number, finished = int(self._round.number[0]), self._progress.finished[0].tolist()
+        infos = [{"delivered": done, "round": number} for done in finished]
+        return dict(zip(self.possible_agents, infos, strict=True))
 
     def _choices(self, actions: Mapping[str, int]) -> torch.Tensor:
         """One number an agent, checked: [1, client]."""
@@ -177,8 +173,8 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
             raise UserError(f"no action for {missing[0]}: every client must act in every slot.")
         unknown = [agent for agent in actions if agent not in self.action_spaces]
         if unknown:
-            everybody = f"client_0 to {self.possible_agents[-1]}"
-            raise not_allowed("agent of an action", unknown[0], f"one of {everybody}")
+            known = f"one of client_0 to {self.possible_agents[-1]}"
+            raise not_allowed("agent of an action", unknown[0], known)
         return torch.tensor([[self._choice(agent, actions[agent]) for agent in self.agents]])
 
     def _choice(self, agent: str, action: Any) -> int:

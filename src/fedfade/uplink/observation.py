@@ -101,16 +101,14 @@ def fill_state(scenario: Scenario, blank: Tensor, progress: Progress) -> Tensor:
 
 def observe(scenario: Scenario, round_: Round, progress: Progress, slot: int) -> Tensor:
     """Every agent's local observation (paper: eq. 26): [episode, client, width]."""
-    slots = torch.tensor([slot], device=scenario.device)
-    blank = static_observation(scenario, round_, slots).observation[0]
-    return fill_observation(scenario, blank, progress).transpose(0, 1)
+    static = static_observation(scenario, round_, torch.tensor([slot], device=scenario.device))
+    return fill_observation(scenario, static.observation[0], progress).transpose(0, 1)
 
 
 def global_state(scenario: Scenario, round_: Round, progress: Progress, slot: int) -> Tensor:
     """What the mixer sees in training (paper: eq. 27): [episode, width]."""
-    slots = torch.tensor([slot], device=scenario.device)
-    blank = static_observation(scenario, round_, slots).state[0]
-    return fill_state(scenario, blank, progress)
+    static = static_observation(scenario, round_, torch.tensor([slot], device=scenario.device))
+    return fill_state(scenario, static.state[0], progress)
 
 
 def plan_preference(scenario: Scenario, trust: float) -> tuple[Tensor, Tensor] | None:

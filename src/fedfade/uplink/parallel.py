@@ -28,22 +28,6 @@ def parallel_env(
     """
     from fedfade.uplink.environment import UplinkEnv
 
-    return UplinkEnv(_config(preset, max_cycles, gradients, overrides), render_mode)
-
-
-def env(*given: Any, **named: Any) -> Any:
-    """The same, given the same, with agents acting in turn (PettingZoo AEC)."""
-    from pettingzoo.utils import parallel_to_aec, wrappers
-
-    return wrappers.OrderEnforcingWrapper(parallel_to_aec(parallel_env(*given, **named)))
-
-
-def _config(
-    preset: str | Config,
-    max_cycles: int | None,
-    gradients: str | None,
-    overrides: Mapping[str, Any],
-) -> Config:
     changes: dict[str, object] = {}
     if isinstance(preset, Config):  # all its sections, laid over any preset
         changes |= preset.model_dump()
@@ -59,4 +43,12 @@ def _config(
         else:
             changes[name] = value
     written = [f"{path}={json.dumps(new, ensure_ascii=False)}" for path, new in changes.items()]
-    return load_config("paper" if isinstance(preset, Config) else preset, written)
+    base = "paper" if isinstance(preset, Config) else preset
+    return UplinkEnv(load_config(base, written), render_mode)
+
+
+def env(*given: Any, **named: Any) -> Any:
+    """The same, given the same, with agents acting in turn (PettingZoo AEC)."""
+    from pettingzoo.utils import parallel_to_aec, wrappers
+
+    return wrappers.OrderEnforcingWrapper(parallel_to_aec(parallel_env(*given, **named)))

@@ -53,17 +53,13 @@ class Part(Protocol):
         something that broadcasts to it. What `allocation.hide` hides is constant in `round_`."""
 
 
-Static = Callable[[Scenario, Round, Tensor], Tensor]
-Update = Callable[[Scenario, Tensor, Tensor], object]  # in place; what is returned is dropped
-
-
 @dataclass(frozen=True)
 class LoadedPart:
     """A part with all that is optional."""
 
-    static: Static
+    static: Callable[[Scenario, Round, Tensor], Tensor]
     width: Callable[[Scenario], int] = lambda scenario: 1
-    update: Update | None = None
+    update: Callable[[Scenario, Tensor, Tensor], object] | None = None
     told: Told = "nothing"
     gradient_aware: bool = False
 
