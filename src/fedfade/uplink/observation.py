@@ -84,10 +84,13 @@ def static_observation(
 def fill_observation(scenario: Scenario, blank: Tensor, progress: Progress) -> Tensor:
     """Write the progress into one slot's static observation, in place: [client, episode, width]."""
     share = (progress.remaining_bits * (1.0 / scenario.payload_bits)).T[..., None]
-    for name, where in part_columns(scenario).items():
-        update = load_part(name).update
-        if update is not None:
-            update(scenario, blank[..., where], share)
+    start = 0
+    for name in scenario.observe:
+        part = load_part(name)
+        stop = start + part.width(scenario)
+        if part.update is not None:
+            part.update(scenario, blank[..., start:stop], share)
+        start = stop
     return blank
 
 
