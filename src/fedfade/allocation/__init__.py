@@ -3,7 +3,7 @@
 from fedfade.allocation.assignment import assign
 from fedfade.allocation.genie import genie_bound
 from fedfade.allocation.max_sum_rate import max_sum_rate, sum_rate_nats
-from fedfade.allocation.play import History, Outcome, play_round
+from fedfade.allocation.play import History, Outcome, RecordedRounds, play_round
 from fedfade.allocation.policy import (
     BUILT_IN,
     GENIE,
@@ -29,6 +29,7 @@ __all__ = [
     "Observed",
     "Outcome",
     "Policy",
+    "RecordedRounds",
     "Scope",
     "View",
     "assign",
