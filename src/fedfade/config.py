@@ -53,14 +53,6 @@ def _whole_to_int(value: object) -> object:
 
 _Whole = Annotated[int, BeforeValidator(_whole_to_int)]
 
-
-def _part_name(name: str) -> str:
-    """Looking for entry points takes milliseconds, and most names are built in."""
-    return name if name in PARTS.built_in else PARTS.check(name)
-
-
-_ObservationPart = Annotated[str, AfterValidator(_part_name)]
-
 # Bounds are wider than anything sensible and narrow enough that no power, rate or time leaves
 # what float32 can hold.
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -301,7 +293,7 @@ class AllocationConfig(_Branch):
         description="folder of fedfade train; its agents are compared as policy qmix, "
         "those of several by folder: qmix-seed-0, ...",
     )
-    observe: list[_ObservationPart] = Field(
+    observe: list[Annotated[str, AfterValidator(PARTS.check)]] = Field(
         ["alphas", "fading", "remaining", "slots_left", "deviation", "round"],
         min_length=1,
         description="parts of an agent's observation, in order; module:factory or a built-in name "
