@@ -119,10 +119,11 @@ class Seam:
         fedfade.errors.UserError: learning.codec = 'zip' is not allowed: it must be one of none, \
 float16, or module:factory.
         """
-        # Looking for entry points takes milliseconds, and most names are built in.
-        if ":" in name or name in self.built_in or name in (known := [*self.names(), *others]):
+        if ":" in name or name in self.built_in:  # entry points are slow to list
             return name
-        raise not_allowed(self.field, name, f"one of {', '.join(known)}, or module:factory")
+        if name not in (known := [*self.names(), *others]):
+            raise not_allowed(self.field, name, f"one of {', '.join(known)}, or module:factory")
+        return name
 
     def make(self, name: str, *given: object, others: Sequence[str] = ()) -> Any:
         """The implementation a name stands for, made from what its factory is given.
@@ -213,12 +214,12 @@ FADING = Seam(
     "fedfade.radio.FadingSource",
     ("gains",),
     {
-        "clustered": "fedfade.radio.channel:ClusteredFading",
-        "rayleigh": "fedfade.radio.rayleigh:RayleighFading",
+        "clustered": "fedfade.radio.fading:ClusteredFading",
+        "rayleigh": "fedfade.radio.fading:RayleighFading",
         "traces": "fedfade.radio.traces:TraceFading",
     },
 )
-"""Where small-scale gains come from."""
+"""Where small-scale gains come from; made from radio and cell configuration, clients, device."""
 
 PARTS = Seam(
     "allocation.observe",
