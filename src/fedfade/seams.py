@@ -1,4 +1,4 @@
-"""What users can replace: policies, codecs, server rules, fading sources, observation parts.
+"""What users can replace: policies, codecs, server rules, fading, observation parts, sweeps.
 
 Each seam is a small protocol with a table of what is built in. An implementation is named by its
 entry in the table, by an entry point of the seam's group, or as `module:factory`; a built-in name
@@ -7,6 +7,7 @@ stands for such a dotted path too, so that this file imports nothing of what it 
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -150,8 +151,9 @@ float16, or module:factory.
         return made
 
     def _factory(self, name: str) -> Any:
-        if name in self.built_in:
-            return load_dotted(self.field, self.built_in[name])
+        if name in self.built_in:  # and never a module of the working folder in its place
+            module, _, attribute = self.built_in[name].partition(":")
+            return getattr(importlib.import_module(module), attribute)
         for entry in entry_points(group=self.group):
             if entry.name == name:
                 try:
@@ -241,3 +243,16 @@ PARTS = Seam(
     },
 )
 """One named part of an agent's observation; made without arguments."""
+
+SWEEP_COMMANDS = Seam(
+    "sweep field command",
+    "fedfade.sweep_commands",
+    "fedfade.experiments.sweep_commands.SweepCommand",
+    ("marker", "run", "lines"),
+    {
+        "compare": "fedfade.experiments.sweep_commands:Compare",
+        "train": "fedfade.experiments.sweep_commands:Train",
+        "reproduce": "fedfade.studies.paper.sweep_command:Reproduce",
+    },
+)
+"""What every point of a sweep runs; made without arguments."""

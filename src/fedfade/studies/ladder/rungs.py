@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from fedfade.agents import load_policy_checkpoint
 from fedfade.agents.checkpoint import Checkpoint, load_checkpoint, trained_folders
 from fedfade.allocation import GENIE, policy_names
-from fedfade.config import Config, load_config
+from fedfade.config import Config, changed, load_config
 from fedfade.errors import UserError, not_allowed
 from fedfade.studies.paper import setting
 from fedfade.studies.paper.regimes import ring
-from fedfade.studies.paper.setting import changed, cycle_seeds
+from fedfade.studies.paper.setting import cycle_seeds
 
 FIRST_SEED = 2000
 """Settings of the deadline policies were chosen on seeds 1000 to 1004; agents trained on those

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfade.config import changed
 from fedfade.studies.paper import pictures
-from fedfade.studies.paper.setting import Setting, changed, unseen
+from fedfade.studies.paper.setting import Setting, unseen
 from fedfade.studies.paper.tables import (
     Line,
     distinct,
