@@ -162,8 +162,8 @@ POLICIES = Seam(
     "fedfade.allocation.Policy",
     ("name", "scope", "begin", "act"),
     {
-        "random": "fedfade.allocation.random_band:RandomBand",
-        "max-individual-rate": "fedfade.allocation.max_individual_rate:MaxIndividualRate",
+        "random": "fedfade.allocation.baselines:RandomBand",
+        "max-individual-rate": "fedfade.allocation.baselines:MaxIndividualRate",
         "max-sum-rate": "fedfade.allocation.max_sum_rate:MaxSumRate",
         "block-fading-schedule": "fedfade.allocation.schedules:BlockFadingSchedule",
         "wrap-around-schedule": "fedfade.allocation.schedules:WrapAroundSchedule",

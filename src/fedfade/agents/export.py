@@ -14,7 +14,8 @@ from fedfade.agents.policy import ClientNetwork, load_agents
 from fedfade.config import Config
 from fedfade.errors import UserError
 from fedfade.storage import write_json, writing
-from fedfade.uplink import gradient_source, observation, scenario_from_config
+from fedfade.uplink import gradient_source, part_columns, scenario_from_config
+from fedfade.uplink import parts as observation
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -162,8 +163,9 @@ def normalisation(config: Config) -> dict[str, Any]:
         "deviation": np.log10(observation.DEVIATION_FLOOR) / observation.DEVIATION_SCALE,
     }
     parts = []
-    for name, columns in observation.part_columns(scenario_from_config(config, 1.0)).items():
-        quantity, subtract, divide = scales[name]
+    for name, columns in part_columns(scenario_from_config(config, 1.0)).items():
+        users = (f"what the observation part {name} makes", 0.0, 1.0)
+        quantity, subtract, divide = scales.get(name, users)
         part: dict[str, Any] = {"name": name, "first": columns.start, "stop": columns.stop}
         if hidden.get(name) in config.allocation.hide:
             parts.append(part | {"constant": 1.0})

@@ -23,6 +23,7 @@ from fedfade.config import Config
 from fedfade.errors import UserError, not_allowed
 from fedfade.uplink import (
     decode_action,
+    load_part,
     observation_width,
     plan_preference,
     scenario_from_config,
@@ -43,8 +44,9 @@ class QmixPolicy:
         self.observed = Observed(
             tuple(allocation.observe), tuple(allocation.hide), allocation.csi_delay_slots
         )
-        self.gradient_aware = (
-            "deviation" in allocation.observe and "gradient" not in allocation.hide
+        parts = [load_part(name) for name in allocation.observe]
+        self.gradient_aware = "gradient" not in allocation.hide and any(
+            part.gradient_aware for part in parts
         )
 
     def begin(self, view: View) -> None:
@@ -67,10 +69,10 @@ def scope_of(config: Config) -> Scope:
     >>> scope_of(load_config("paper"))
     'local'
     """
-    observed = config.allocation.observe
-    if "others_fading" in observed and "fading" not in config.allocation.hide:
+    told = {load_part(name).told for name in config.allocation.observe}
+    if "fading" in told and "fading" not in config.allocation.hide:
         return "csi"
-    return "feedback" if "finished" in observed else "local"
+    return "feedback" if "finished" in told else "local"
 
 
 class ClientNetwork(nn.Module):

@@ -126,10 +126,12 @@ class Agents:
     @property
     def rung(self) -> str:
         """The lowest rung with all they observe."""
+        from fedfade.agents.policy import scope_of
+
         allocation = self.config.allocation
         if self.age is not None:
             return f"CSI {self.age} old" if self.age else "CSI fresh"
-        if "finished" in allocation.observe:
+        if scope_of(self.config) == "feedback":
             return "finished"
         sees = {"fading", "reservation"} & {*allocation.observe} and "fading" not in allocation.hide
         return "own fading" if sees else "gains"
