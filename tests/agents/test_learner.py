@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from fedfade.agents.learner import Learner
 from fedfade.agents.networks import AgentNetworks, DuplexMixer, MonotonicMixer, StackedLinear
-from fedfade.agents.policy import ClientNetwork
-from fedfade.agents.replay import Batch, Replay
+from fedfade.agents.trained import ClientNetwork
+from fedfade.agents.transitions import Batch, Replay
 from fedfade.config import QmixConfig
 
 

@@ -2,7 +2,8 @@
 
 from fedfade.agents.learner import Learner
 from fedfade.agents.networks import AgentNetworks, MonotonicMixer
-from fedfade.agents.policy import (
+from fedfade.agents.run import train
+from fedfade.agents.trained import (
     ClientNetwork,
     QmixPolicy,
     load_policy_checkpoint,
@@ -11,7 +12,6 @@ from fedfade.agents.policy import (
     shipped_policies_for,
     trained_agents,
 )
-from fedfade.agents.run import train
 from fedfade.agents.trainer import Report, Trainer
 
 __all__ = [

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedfade.agents.checkpoint import load_checkpoint
-from fedfade.agents.policy import ClientNetwork, load_agents
+from fedfade.agents.trained import ClientNetwork, load_agents
 from fedfade.config import Config
 from fedfade.errors import UserError
 from fedfade.storage import write_json, writing

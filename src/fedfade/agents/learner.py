@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedfade.agents.networks import AgentNetworks, make_mixer
-from fedfade.agents.replay import Batch
+from fedfade.agents.transitions import Batch
 from fedfade.config import QmixConfig
 from fedfade.graphs import SideStream, fuse
 from fedfade.randomness import torch_generator

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedfade.agents.networks import AgentNetworks, padded
-from fedfade.agents.replay import Replay
+from fedfade.agents.transitions import Replay
 from fedfade.config import QmixConfig
 from fedfade.graphs import fuse, record
 from fedfade.randomness import fold, integers, streams, uniform

@@ -27,8 +27,8 @@ from torch import Tensor
 from fedfade.agents.engine import Engine
 from fedfade.agents.learner import Learner
 from fedfade.agents.networks import padded
-from fedfade.agents.replay import Replay
 from fedfade.agents.rollout import Rollout
+from fedfade.agents.transitions import Replay
 from fedfade.config import Config
 from fedfade.errors import UserError
 from fedfade.graphs import WARM_UP

@@ -17,7 +17,7 @@ def export(
 ) -> None:
     """Write one small ONNX file per client and the normalisation of its inputs."""
     from fedfade.agents.export import decision_us, export_agents
-    from fedfade.agents.policy import agents_folder
+    from fedfade.agents.trained import agents_folder
 
     files = export_agents(agents_folder(folder), onnx)
     size = sum(path.stat().st_size for path in files) // len(files)
