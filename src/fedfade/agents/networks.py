@@ -5,11 +5,8 @@ a layer is one batched matrix product over [run x agent, batch, features]. A run
 seed; runs share no number.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
-from functools import cache
 from itertools import pairwise
 
 import torch
@@ -17,7 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedfade.config import QmixConfig
-from fedfade.graphs import SideStream, fuse
+from fedfade.graphs import SideStream, fused
+
+Generators = Sequence[torch.Generator]
+"""Where initial weights come from: one a run."""
 
 
 class AgentNetworks(nn.Module):
@@ -43,38 +43,31 @@ class AgentNetworks(nn.Module):
         width: int,
         hidden: Sequence[int],
         actions: int,
-        generators: Sequence[torch.Generator],
+        generators: Generators,
         share: bool = False,
         dueling: bool = False,
         preference: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self.dueling = dueling
+        self.agents, self.runs, self.width = agents, len(generators), width
+        self.share, self.dueling = share, dueling
         matrix, vector = preference or (None, None)
         self.register_buffer("prefer", matrix, persistent=False)
         self.register_buffer("prefer_bias", vector, persistent=False)
-        self.agents = agents
-        self.runs = len(generators)
-        self.share = share
-        self.width = width
         self.sizes = [width + agents if share else width, *hidden, actions + dueling]
         """Features between the layers; the weights have room for more, see `padded`."""
         copies = 1 if share else agents
-        self.weights = nn.ParameterList()
-        self.biases = nn.ParameterList()
+        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for layer, (fan_in, fan_out) in enumerate(pairwise(self.sizes)):
-            bound = 1.0 / math.sqrt(fan_in)  # as torch.nn.Linear
-            weight = _uniform((copies, fan_in, fan_out), bound, generators)
-            bias = _uniform((copies, 1, fan_out), bound, generators)
+            weight = _initial((copies, fan_in, fan_out), fan_in, generators)
+            bias = _initial((copies, 1, fan_out), fan_in, generators)
             more = padded(fan_out) - fan_out if layer < len(hidden) else 0
             rows = padded(fan_in) - fan_in
-            self.weights.append(nn.Parameter(F.pad(weight.detach(), (0, more, 0, rows))))
-            self.biases.append(nn.Parameter(F.pad(bias.detach(), (0, more))))
-
+            self.weights.append(nn.Parameter(F.pad(weight, (0, more, 0, rows))))
+            self.biases.append(nn.Parameter(F.pad(bias, (0, more))))
         if dueling:
-            with torch.no_grad():
-                self.weights[-1].zero_()
-                self.biases[-1].zero_()
+            nn.init.zeros_(self.weights[-1])
+            nn.init.zeros_(self.biases[-1])
 
     def forward(self, observation: Tensor) -> Tensor:
         """Values of every action for every agent."""
@@ -95,10 +88,9 @@ class AgentNetworks(nn.Module):
         missing = self.weights[0].shape[1] - x.shape[-1]
         tape = [F.pad(x, (0, missing)) if missing else x]
         last = len(self.weights) - 1
-        finish = _finish_layer(x.device)
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             out = None if room is None else room[layer]
-            tape.append(finish(torch.bmm(tape[-1], weight, out=out), bias, layer < last))
+            tape.append(_finish_layer(torch.bmm(tape[-1], weight, out=out), bias, layer < last))
         if self.share:
             tape[-1] = tape[-1].view(self.runs * self.agents, -1, tape[-1].shape[-1])
         if self.dueling:
@@ -123,11 +115,10 @@ class AgentNetworks(nn.Module):
         """Write the gradient of every parameter from d loss / d Q(chosen): [run x agent, batch].
 
         By hand, because autograd would spend a tenth of an update on copies between the matrix
-        products; the tests compare it with autograd. A layer's parameters wait for nobody, so
-        their gradients are worked out beside the way down.
+        products; the tests hold it to the reference, which uses autograd. Nothing waits for the
+        gradients of a layer's parameters, so they are worked out beside the way down.
         """
-        spread, add_up = _spread(slope.device), _add_up(slope.device)
-        g = spread(slope, choice, self.sizes[-1] - self.dueling)
+        g = _spread(slope, choice, self.sizes[-1] - self.dueling)
         g = torch.cat([g, slope[..., None]], dim=-1) if self.dueling else g
         g = g.view(self.runs, -1, g.shape[-1]) if self.share else g
         for layer in reversed(range(len(self.weights))):
@@ -135,7 +126,7 @@ class AgentNetworks(nn.Module):
             assert bias.grad is not None
             with side.work():
                 torch.bmm(x.mT, g, out=weight.grad)
-                add_up(g, bias.grad)
+                _add_up(g, bias.grad)
             if layer:
                 g = torch.bmm(g, weight.mT, out=room[layer - 1])
                 torch.ops.aten.threshold_backward.grad_input(g, x, 0, grad_input=g)
@@ -153,23 +144,21 @@ class AgentNetworks(nn.Module):
 # The operations between the matrix products, each one kernel on CUDA.
 
 
-def _bias_and_relu(x: Tensor, bias: Tensor, relu: bool) -> Tensor:
+@fused
+def _finish_layer(x: Tensor, bias: Tensor, relu: bool) -> Tensor:
     x = x.add_(bias)
     return x.relu_() if relu else x
 
 
-def _to_choices(slope: Tensor, choice: Tensor, actions: int) -> Tensor:
+@fused
+def _spread(slope: Tensor, choice: Tensor, actions: int) -> Tensor:
     action = torch.arange(actions, device=slope.device)
     return torch.where(choice[..., None] == action, slope[..., None], 0.0)
 
 
-def _sum_over_batch(g: Tensor, out: Tensor) -> None:
+@fused
+def _add_up(g: Tensor, out: Tensor) -> None:
     out.copy_(g.sum(1, keepdim=True))
-
-
-_finish_layer = cache(lambda device: fuse(_bias_and_relu, device))
-_spread = cache(lambda device: fuse(_to_choices, device))
-_add_up = cache(lambda device: fuse(_sum_over_batch, device))
 
 
 def padded(count: int) -> int:
@@ -181,12 +170,11 @@ def padded(count: int) -> int:
 class StackedLinear(nn.Module):
     """One linear layer a run: [run, batch, in] -> [run, batch, out]."""
 
-    def __init__(self, fan_in: int, fan_out: int, generators: Sequence[torch.Generator]) -> None:
+    def __init__(self, fan_in: int, fan_out: int, generators: Generators) -> None:
         super().__init__()
-        bound = 1.0 / math.sqrt(fan_in)  # as torch.nn.Linear
-        weight = _uniform((1, fan_out, fan_in), bound, generators)
-        self.weight = nn.Parameter(weight.detach().mT.contiguous())
-        self.bias = _uniform((1, 1, fan_out), bound, generators)
+        weight = _initial((1, fan_out, fan_in), fan_in, generators)
+        self.weight = nn.Parameter(weight.mT.contiguous())
+        self.bias = nn.Parameter(_initial((1, 1, fan_out), fan_in, generators))
 
     def forward(self, x: Tensor) -> Tensor:
         """x W + b."""
@@ -196,21 +184,15 @@ class StackedLinear(nn.Module):
 class MonotonicMixer(nn.Module):
     """Q_tot from Q_1 ... Q_N with weights made from the state, none of them negative.
 
-    QMIX (Rashid et al. 2018): two layers, ELU between, the last bias a small network of the
-    state. The hypernetworks' first layers read the same state and are one matrix.
+    QMIX (Rashid et al. 2018; paper: eq. 33): two layers, ELU between, the last bias a small network
+    of the state. The first layers of the hypernetworks read the same state and are one matrix.
     """
 
     def __init__(
-        self,
-        agents: int,
-        state: int,
-        width: int,
-        hypernet: int,
-        generators: Sequence[torch.Generator],
+        self, agents: int, state: int, width: int, hypernet: int, generators: Generators
     ) -> None:
         super().__init__()
-        self.agents = agents
-        self.width = width
+        self.agents, self.width = agents, width
         self.enter = StackedLinear(state, 2 * hypernet + 2 * width, generators)
         self.first = StackedLinear(hypernet, agents * width, generators)  # weights of layer 1
         self.second = StackedLinear(hypernet, width, generators)  # weights of layer 2
@@ -245,12 +227,7 @@ class DuplexMixer(nn.Module):
     """
 
     def __init__(
-        self,
-        agents: int,
-        state: int,
-        actions: int,
-        hypernet: int,
-        generators: Sequence[torch.Generator],
+        self, agents: int, state: int, actions: int, hypernet: int, generators: Generators
     ) -> None:
         super().__init__()
         self.actions = actions
@@ -301,12 +278,21 @@ class NoMixer(nn.Module):
         return _by_run(q, state)
 
 
-def make_mixer(
+def make_agents(
     config: QmixConfig,
     agents: int,
-    state: int,
+    width: int,
     actions: int,
-    generators: Sequence[torch.Generator],
+    generators: Generators,
+    preference: tuple[Tensor, Tensor] | None,
+) -> AgentNetworks:
+    """The networks the configuration asks for."""
+    options = (config.share_parameters, config.dueling, preference)
+    return AgentNetworks(agents, width, config.hidden, actions, generators, *options)
+
+
+def make_mixer(
+    config: QmixConfig, agents: int, state: int, actions: int, generators: Generators
 ) -> nn.Module:
     """The mixer `qmix.mixer` names: (values of the actions taken, state, values of all actions,
     actions taken) to Q_tot."""
@@ -319,9 +305,8 @@ def make_mixer(
     return MonotonicMixer(agents, state, config.mixing_width, config.hypernet_width, generators)
 
 
-def _uniform(
-    shape: Sequence[int], bound: float, generators: Sequence[torch.Generator]
-) -> nn.Parameter:
-    """One block of `shape` a run, each from the run's own generator: [run x shape[0], ...]."""
-    blocks = [torch.empty(*shape).uniform_(-bound, bound, generator=g) for g in generators]
-    return nn.Parameter(torch.cat(blocks))
+def _initial(shape: Sequence[int], fan_in: int, generators: Generators) -> Tensor:
+    """Weights as torch.nn.Linear has them, a block of `shape` from the generator of each run:
+    [run x shape[0], ...]."""
+    bound = 1.0 / math.sqrt(fan_in)
+    return torch.cat([torch.empty(*shape).uniform_(-bound, bound, generator=g) for g in generators])

@@ -100,17 +100,17 @@ def _training(place: Place, config: Config, seeds: int) -> dict[str, float]:
     """A slot of the parallel episodes, and an update."""
     trainer = Trainer(config, place.device, seeds=list(range(seeds)))
     trainer.play_batch()
-    engine, first = trainer.engine(), trainer.updates.clone()
+    first = trainer.updates.clone()
     some = min(20, trainer._most_updates)
 
     def play() -> None:
         for _ in range(some):
-            engine.step()
+            trainer.step()
 
     def learn() -> None:
         trainer.updates.copy_(first)
         for _ in range(some):
-            engine.update()
+            trainer.update()
 
     trainer.replay.draw_ahead(first, trainer._most_updates, config.qmix.batch_size)
     return {

@@ -79,16 +79,16 @@ def measure(device: torch.device, precision: Precision = "tf32") -> dict[str, ob
         trainer.replay.draw_ahead(
             trainer.updates, trainer._most_updates, trainer.config.qmix.batch_size
         )
-        first, engine = trainer.updates.clone(), trainer.engine()
+        first = trainer.updates.clone()
 
         def update() -> None:
             trainer.updates.copy_(first)  # random numbers are drawn ahead for a batch only
-            engine.update()
+            trainer.update()
 
         learning = stage.config().learning
         federation = Federation(learning, stage.dataset, device=device, precision=precision)
         found = {
-            "slot step": look(engine.step, device),
+            "slot step": look(trainer.step, device),
             "update": look(update, device),
             "federated round": look(federated_round(federation, [0]), device),
         }

@@ -28,12 +28,11 @@ def measure(repeats: int = 40, threads: int = 2, peers: bool = True) -> dict[str
     device = trainer.scenario.device
     prepare_s = _fill(trainer, repeats)
     floor = products(update_layers(trainer))
-    engine = trainer.engine()
     updates, floors, slots = [], [], []
     for _ in range(repeats):
         floors.append(seconds(floor, device))
-        updates.append(seconds(engine.update, device))
-        slots += [seconds(engine.step, device) for _ in range(3)]
+        updates.append(seconds(trainer.update, device))
+        slots += [seconds(trainer.step, device) for _ in range(3)]
     update_s, floor_s, slot_s = map(statistics.median, (updates, floors, slots))
     qmix = config.qmix
     batches = EPISODES // qmix.parallel_episodes
@@ -68,12 +67,12 @@ def _fill(trainer: Trainer, updates: int) -> float:
         trainer.rollout.begin(round_, 0.5, trainer.batch, trainer.replay)
         times.append(time.perf_counter() - start)
         for _ in range(trainer.scenario.slots - 1):
-            trainer.engine().step()
+            trainer.step()
         trainer.batch += 1
     trainer.rollout.begin(round_, 0.5, trainer.batch, trainer.replay)
     trainer.replay.draw_ahead(trainer.updates, warm_up + updates, trainer.config.qmix.batch_size)
     for _ in range(warm_up):
-        trainer.engine().update()
+        trainer.update()
     return statistics.median(times)
 
 

@@ -177,7 +177,7 @@ def _parts(stage: Stage, trainer: Trainer) -> dict[str, float]:
         "local_ms": local_ms,
         "fading_ms": max(0.0, prepare_ms - local_ms),
         "layout_ms": stage.milliseconds(lay_out),
-        "slot_ms": stage.milliseconds(trainer.engine().step, 5, times=trainer.scenario.slots),
+        "slot_ms": stage.milliseconds(trainer.step, 5, times=trainer.scenario.slots),
         "update_ms": stage.milliseconds(_updates(trainer), 5) / trainer._most_updates,
         "test_ms": stage.milliseconds(gradients.accuracy, 3) / qmix.evaluate_every,
     }
@@ -190,6 +190,6 @@ def _updates(trainer: Trainer) -> Callable[[], None]:
     def learn() -> None:
         trainer.updates.copy_(first)
         for _ in range(trainer._most_updates):
-            trainer.engine().update()
+            trainer.update()
 
     return learn
