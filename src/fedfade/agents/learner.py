@@ -5,27 +5,19 @@
 
 import copy
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
 
-from fedfade.agents.networks import AgentNetworks, make_agents, make_mixer
+from fedfade.agents.networks import AgentNetworks, make_mixer
 from fedfade.agents.transitions import Batch
 from fedfade.config import QmixConfig
 from fedfade.graphs import SideStream, fused
 from fedfade.randomness import torch_generator
 
-RMSPROP_DECAY = 0.99
-RMSPROP_EPSILON = 1e-8
+DECAY, EPSILON = 0.99, 1e-8  # of RMSProp
 _ALIGN = 16  # floats: every parameter starts on a cache line, so products add up the same way
-
-
-class Update(NamedTuple):
-    """What an update saw."""
-
-    loss: Tensor  # [run] mean squared TD error
-    q: Tensor  # [run] mean Q_tot of the batch
 
 
 class Flat:
@@ -79,8 +71,8 @@ def _aligned(count: int) -> int:
 @fused
 def _rmsprop(values: Tensor, gradient: Tensor, square: Tensor, rate: float) -> None:
     """v <- decay v + (1 - decay) g^2;  p <- p - rate g / (sqrt(v) + epsilon);  g <- 0."""
-    square.mul_(RMSPROP_DECAY).addcmul_(gradient, gradient, value=1.0 - RMSPROP_DECAY)
-    values.addcdiv_(gradient, square.sqrt().add_(RMSPROP_EPSILON), value=-rate)
+    square.mul_(DECAY).addcmul_(gradient, gradient, value=1.0 - DECAY)
+    values.addcdiv_(gradient, square.sqrt().add_(EPSILON), value=-rate)
     gradient.zero_()
 
 
@@ -124,20 +116,17 @@ class Learner:
             [torch_generator(seed, purpose) for seed in seeds]
             for purpose in ("agent networks", "mixer")
         )
-        self.agents = make_agents(config, agents, width, actions, first, preference).to(device)
-        self.mixer = make_mixer(config, agents, state_width, actions, second).to(device)
+        options = (config.share_parameters, config.dueling, preference)
+        self.agents = AgentNetworks(agents, width, config.hidden, actions, first, *options)
+        self.mixer = make_mixer(config, agents, state_width, actions, second)
+        self.agents.to(device), self.mixer.to(device)
         self.target_agents, self.target_mixer = copy.deepcopy((self.agents, self.mixer))
         self._online = (Flat(self.agents, self.runs), Flat(self.mixer, self.runs))
         self._target = (Flat(self.target_agents, self.runs), Flat(self.target_mixer, self.runs))
         self._square = [torch.zeros_like(flat.values) for flat in self._online]
-        self._rooms: dict[int, _Room] = {}
+        self._room = cache(partial(_Room, self.agents))
         place = self._online[0].values.device
         self._side = [SideStream(place), SideStream(place)]
-
-    def _room(self, batch: int) -> _Room:
-        if batch not in self._rooms:
-            self._rooms[batch] = _Room(self.agents, batch)
-        return self._rooms[batch]
 
     # Matrix products stay library calls; the small operations between them are fused.
 
@@ -161,8 +150,9 @@ class Learner:
         following: Tensor = self.target_mixer(value, batch.next_state, values, best)
         return batch.reward[:, None] + batch.discount[:, None] * following
 
-    def update(self, batch: Batch) -> Update:
-        """One step on the squared TD error of a batch (paper: eq. 34)."""
+    def update(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """One step on the squared TD error of a batch (paper: eq. 34); its mean, and that of Q_tot:
+        [run]."""
         room = self._room(batch.reward.shape[-1])
         with torch.no_grad(), self._side[1].work():
             tape = self.agents.layers(batch.observation, room.kept)
@@ -176,7 +166,7 @@ class Learner:
         rates = (self.config.agent_rate, self.config.mixer_rate)
         for flat, square, rate in zip(self._online, self._square, rates, strict=True):
             _rmsprop(flat.values, flat.gradient, square, rate)
-        return Update(loss.detach(), total)
+        return loss.detach(), total
 
     @fused
     def _loss(

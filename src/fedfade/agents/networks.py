@@ -278,19 +278,6 @@ class NoMixer(nn.Module):
         return _by_run(q, state)
 
 
-def make_agents(
-    config: QmixConfig,
-    agents: int,
-    width: int,
-    actions: int,
-    generators: Generators,
-    preference: tuple[Tensor, Tensor] | None,
-) -> AgentNetworks:
-    """The networks the configuration asks for."""
-    options = (config.share_parameters, config.dueling, preference)
-    return AgentNetworks(agents, width, config.hidden, actions, generators, *options)
-
-
 def make_mixer(
     config: QmixConfig, agents: int, state: int, actions: int, generators: Generators
 ) -> nn.Module:

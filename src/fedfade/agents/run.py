@@ -125,8 +125,7 @@ def _play_to(
                 _play_batch(trainer, group, writers, on_report)
                 stop = asked() or trainer.batch >= until
                 if stop or time.perf_counter() - saved >= checkpoint_s:
-                    for place, (run, writer) in enumerate(zip(group, writers, strict=True)):
-                        writer.flush()
+                    for place, run in enumerate(group):
                         save(trainer, run.folder, run.curve, place)
                     saved = time.perf_counter()
         except Diverged as error:

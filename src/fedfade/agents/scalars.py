@@ -1,13 +1,12 @@
 """Scalars for TensorBoard, where it is installed."""
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fedfade.errors import UserError
 from fedfade.storage import make_folder
 
 
@@ -28,13 +27,13 @@ class ScalarWriter:
         if tensorboard_installed():
             from torch.utils.tensorboard import SummaryWriter
 
-            make_folder(folder)
-            with self._refusing():
-                self._writer = SummaryWriter(str(folder), purge_step=first_step)
+            self._writer = SummaryWriter(
+                str(make_folder(folder)), purge_step=first_step, flush_secs=10
+            )
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """One event with all values that are numbers."""
-        # Of a folder that was moved away the next checkpoint tells.
+        # If the folder was moved away, the next checkpoint will say so.
         if self._writer is not None and self._folder.is_dir():
             from torch.utils.tensorboard.summary import scalar
 
@@ -42,25 +41,10 @@ class ScalarWriter:
             event, *others = map(scalar, numbers, numbers.values())
             for other in others:
                 event.MergeFrom(other)
-            with self._refusing():
-                self._writer.file_writer.add_summary(event, step)
-
-    def flush(self) -> None:
-        """Wait until all is on the disk, where a kill cannot lose it."""
-        if self._writer is not None:
-            with self._refusing():
-                self._writer.flush()
+            self._writer.file_writer.add_summary(event, step)
 
     def close(self) -> None:
         """Close the file."""
         if self._writer is not None:
             with suppress(OSError):
                 self._writer.close()
-
-    @contextmanager
-    def _refusing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            reason = (error.strerror or type(error).__name__).lower()
-            raise UserError(f"{str(self._folder)!r} cannot be written: {reason}.") from None

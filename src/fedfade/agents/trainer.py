@@ -24,6 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedfade import uplink
 from fedfade.agents.learner import Learner
 from fedfade.agents.networks import padded
 from fedfade.agents.rollout import Rollout
@@ -32,14 +33,6 @@ from fedfade.config import Config
 from fedfade.device import one_thread
 from fedfade.errors import UserError
 from fedfade.graphs import WARM_UP, Work, record
-from fedfade.uplink import (
-    Round,
-    Rounds,
-    gradient_source,
-    observation_width,
-    plan_preference,
-    state_width,
-)
 
 
 class Report(NamedTuple):
@@ -77,17 +70,18 @@ class Trainer:
         self.config = config
         self.seeds = [config.run.seed] if seeds is None else list(seeds)
         qmix, episodes = config.qmix, config.qmix.parallel_episodes
-        gradients = gradient_source(config, device)
-        self.rounds = Rounds(config, gradients, episodes, self.seeds, device)
+        gradients = uplink.gradient_source(config, device)
+        self.rounds = uplink.Rounds(config, gradients, episodes, self.seeds, device)
         self.scenario = scenario = self.rounds.scenario
-        agents, width, state = scenario.clients, observation_width(scenario), state_width(scenario)
-        sizes = (agents, width, state, scenario.actions)
-        preference = plan_preference(scenario, qmix.trust)
+        agents, actions = scenario.clients, scenario.actions
+        width, state = uplink.observation_width(scenario), uplink.state_width(scenario)
+        preference = uplink.plan_preference(scenario, qmix.trust)
+        sizes = (agents, width, state, actions)
         self.learner = Learner(qmix, *sizes, self.seeds, device, preference)
         kept = (qmix.replay_size, episodes, agents, padded(width), state, scenario.slots)
         self.replay = ReplayMemory(*kept, self.seeds, device)
         self.rollout = Rollout(scenario, episodes, self.seeds, qmix)
-        self._next: Round | None = None  # of the batch to come, made before the host waits
+        self._next: uplink.Round | None = None  # of the batch to come, made before the host waits
         self.batch = 0  # batches of episodes played
         self.learned = 0  # updates so far
         self.updates = torch.zeros((), dtype=torch.int64, device=device)  # the same, over there
@@ -101,18 +95,20 @@ class Trainer:
         epsilon = self.epsilon()
         self.rollout.begin(round_, epsilon, self.batch, self.replay, self.payload())
         self.replay.draw_ahead(self.updates, self._most_updates, self.config.qmix.batch_size)
-        learned = 0
-        stored = self.batch * self.scenario.slots * self.rollout.episodes
         self._loss.zero_()
         self._q.zero_()
+        qmix, episodes, learned = self.config.qmix, self.rollout.episodes, 0
+        # Before the first update: a batch of transitions, and n steps to look ahead.
+        ready_at = qmix.batch_size + (qmix.n_step - 1) * episodes
+        stored = self.batch * self.scenario.slots * episodes
         for _ in range(self.scenario.slots):
             self.step()
-            before, stored = stored, stored + self.rollout.episodes
-            if stored >= self.ready_at:
-                for _ in range(_passed(self.config.qmix.update_every, before, stored)):
-                    self.update()
-                    learned += 1
-            if _passed(self.config.qmix.target_every, before, stored):
+            before, stored = stored, stored + episodes
+            due = stored // qmix.update_every - before // qmix.update_every
+            for _ in range(due if stored >= ready_at else 0):
+                self.update()
+                learned += 1
+            if stored // qmix.target_every > before // qmix.target_every:
                 self.learner.copy_target()
         self.rounds.deliver(self.batch, self.rollout.delivered)
         self.batch += 1
@@ -131,21 +127,13 @@ class Trainer:
 
     def payload(self) -> float:
         """Share of an upload left to send in the current batch: rising, then 1."""
-        start, share = (
-            self.config.qmix.payload_start,
-            self._share_of(self.config.qmix.payload_episodes),
-        )
-        return start + (1.0 - start) * share
+        qmix = self.config.qmix
+        share = self._share_of(qmix.payload_episodes)
+        return qmix.payload_start + (1.0 - qmix.payload_start) * share
 
     def _share_of(self, episodes: int) -> float:
         """How much of the first `episodes` has been played."""
         return min(1.0, self.batch * self.config.qmix.parallel_episodes / episodes)
-
-    @property
-    def ready_at(self) -> int:
-        """Transitions stored before the first update: a batch, and n steps to look ahead."""
-        qmix = self.config.qmix
-        return qmix.batch_size + (qmix.n_step - 1) * qmix.parallel_episodes
 
     @property
     def batches(self) -> int:
@@ -185,10 +173,10 @@ class Trainer:
 
     def _update(self) -> None:
         qmix = self.config.qmix
-        seen = self.learner.update(self.replay.sample(self.updates, qmix.gamma, qmix.n_step))
+        loss, q = self.learner.update(self.replay.sample(self.updates, qmix.gamma, qmix.n_step))
         self.updates += 1
-        self._loss += seen.loss
-        self._q += seen.q
+        self._loss += loss
+        self._q += q
 
     # --- what happened -------------------------------------------------------------------------
 
@@ -252,12 +240,3 @@ class Trainer:
         self.rounds.gradients.restore({n: torch.cat([task[n] for task in tasks]) for n in names})
         self.batch, self.learned = batch, int(self.updates)
         self._next = None
-
-
-def _passed(every: int, before: int, after: int) -> int:
-    """How many multiples of `every` lie in (before, after].
-
-    >>> [_passed(30, n, n + 20) for n in (0, 20, 40, 60)]
-    [0, 1, 1, 0]
-    """
-    return after // every - before // every
