@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import cache, partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedfade.agents.networks import AgentNetworks, make_mixer
@@ -49,11 +50,8 @@ class Flat:
 
     def take(self, vector: Tensor, run: int) -> Tensor:
         """The part of one run, laid out as if it were alone."""
-        if self.runs == 1:
-            return vector
         parts = [view.chunk(self.runs)[run].flatten() for view in self._views(vector)]
-        padded = [nn.functional.pad(p, (0, _aligned(p.numel()) - p.numel())) for p in parts]
-        return torch.cat(padded)
+        return torch.cat([F.pad(p, (0, _aligned(p.numel()) - p.numel())) for p in parts])
 
     def put(self, vector: Tensor, run: int, alone: Tensor) -> None:
         """The reverse of `take`."""

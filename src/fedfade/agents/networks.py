@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from fedfade.config import QmixConfig
 from fedfade.graphs import SideStream, fused
 
-Generators = Sequence[torch.Generator]
-"""Where initial weights come from: one a run."""
+Tensors = list[Tensor]  # one a layer
+Generators = Sequence[torch.Generator]  # of initial weights, one a run
 
 
 class AgentNetworks(nn.Module):
@@ -79,7 +79,7 @@ class AgentNetworks(nn.Module):
             values = values + (observation[..., : self.width] @ self.prefer + self.prefer_bias)
         return values.argmax(-1)
 
-    def layers(self, observation: Tensor, room: list[Tensor] | None = None) -> list[Tensor]:
+    def layers(self, observation: Tensor, room: Tensors | None = None) -> Tensors:
         """What each layer reads, and at the end the values: what `backward` needs.
 
         `room` (from `make_room`) is written to instead of new memory; not under autograd.
@@ -97,7 +97,7 @@ class AgentNetworks(nn.Module):
             tape[-1] = tape[-1][..., :-1] + tape[-1][..., -1:]
         return tape
 
-    def make_room(self, batch: int) -> list[Tensor]:
+    def make_room(self, batch: int) -> Tensors:
         """Memory for the outputs of all layers. Getting 40 MB from the system and giving it back
         in every update costs as much as a matrix product."""
         rows = batch * self.agents if self.share else batch
@@ -105,12 +105,7 @@ class AgentNetworks(nn.Module):
 
     @torch.no_grad()
     def backward(
-        self,
-        tape: list[Tensor],
-        choice: Tensor,
-        slope: Tensor,
-        room: list[Tensor],
-        side: SideStream,
+        self, tape: Tensors, choice: Tensor, slope: Tensor, room: Tensors, side: SideStream
     ) -> None:
         """Write the gradient of every parameter from d loss / d Q(chosen): [run x agent, batch].
 

@@ -99,10 +99,8 @@ class ReferenceLearner:
         """The best action of each agent or, with probability epsilon, any: [episode, agent]."""
         values = self.online.values(observation)  # [episode, agent, action]
         shape = (values.shape[1], values.shape[0])  # as the fast trainer draws them
-        explores = epsilon > uniform(fold(key, 0), shape).T
-        return torch.where(
-            explores, integers(fold(key, 1), values.shape[2], shape).T, values.argmax(-1)
-        )
+        anything = integers(fold(key, 1), values.shape[2], shape).T
+        return torch.where(epsilon > uniform(fold(key, 0), shape).T, anything, values.argmax(-1))
 
     @torch.no_grad()
     def target_value(self, batch: Transition) -> Tensor:

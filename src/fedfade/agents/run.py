@@ -129,9 +129,9 @@ def _play_to(
                         save(trainer, run.folder, run.curve, place)
                     saved = time.perf_counter()
         except Diverged as error:
-            kept = any(has_checkpoint(run.folder) for run in group)
-            which = "the last checkpoint before it is kept"
-            end = which if kept else "no checkpoint had been written yet"
+            end = "no checkpoint had been written yet"
+            if any(has_checkpoint(run.folder) for run in group):
+                end = "the last checkpoint before it is kept"
             raise Diverged(f"{str(error).removesuffix('.')}; {end}.") from None
     if asked():
         raise KeyboardInterrupt

@@ -62,10 +62,7 @@ class Trainer:
     """
 
     def __init__(
-        self,
-        config: Config,
-        device: torch.device | str = "cpu",
-        seeds: Sequence[int] | None = None,
+        self, config: Config, device: torch.device | str = "cpu", seeds: Sequence[int] | None = None
     ) -> None:
         self.config = config
         self.seeds = [config.run.seed] if seeds is None else list(seeds)
@@ -73,21 +70,19 @@ class Trainer:
         gradients = uplink.gradient_source(config, device)
         self.rounds = uplink.Rounds(config, gradients, episodes, self.seeds, device)
         self.scenario = scenario = self.rounds.scenario
-        agents, actions = scenario.clients, scenario.actions
         width, state = uplink.observation_width(scenario), uplink.state_width(scenario)
+        sizes = (scenario.clients, width, state, scenario.actions)
         preference = uplink.plan_preference(scenario, qmix.trust)
-        sizes = (agents, width, state, actions)
         self.learner = Learner(qmix, *sizes, self.seeds, device, preference)
-        kept = (qmix.replay_size, episodes, agents, padded(width), state, scenario.slots)
+        kept = (qmix.replay_size, episodes, scenario.clients, padded(width), state, scenario.slots)
         self.replay = ReplayMemory(*kept, self.seeds, device)
         self.rollout = Rollout(scenario, episodes, self.seeds, qmix)
         self._next: uplink.Round | None = None  # of the batch to come, made before the host waits
         self.batch = 0  # batches of episodes played
         self.learned = 0  # updates so far
         self.updates = torch.zeros((), dtype=torch.int64, device=device)  # the same, over there
-        runs = len(self.seeds)
-        self._loss = torch.zeros(runs, device=device)  # sums over the updates of a batch
-        self._q = torch.zeros(runs, device=device)
+        self._loss = torch.zeros(len(self.seeds), device=device)  # summed over a batch's updates
+        self._q = torch.zeros_like(self._loss)
 
     def play_batch(self) -> list[Report]:
         """Play one batch of parallel episodes, learning on the way; a report for each run."""
@@ -120,25 +115,22 @@ class Trainer:
         return self._reports(figures, learned, epsilon)
 
     def epsilon(self) -> float:
-        """Exploration of the current batch: linear in the episodes played, then constant."""
+        """Exploration of the current batch."""
         qmix = self.config.qmix
-        share = self._share_of(qmix.epsilon_episodes)
-        return qmix.epsilon_start + (qmix.epsilon_end - qmix.epsilon_start) * share
+        return self._ramp(qmix.epsilon_start, qmix.epsilon_end, qmix.epsilon_episodes)
 
     def payload(self) -> float:
-        """Share of an upload left to send in the current batch: rising, then 1."""
-        qmix = self.config.qmix
-        share = self._share_of(qmix.payload_episodes)
-        return qmix.payload_start + (1.0 - qmix.payload_start) * share
+        """Share of an upload left to send in the current batch."""
+        return self._ramp(self.config.qmix.payload_start, 1.0, self.config.qmix.payload_episodes)
 
-    def _share_of(self, episodes: int) -> float:
-        """How much of the first `episodes` has been played."""
-        return min(1.0, self.batch * self.config.qmix.parallel_episodes / episodes)
+    def _ramp(self, start: float, end: float, episodes: int) -> float:
+        """Linear in the episodes played, then constant."""
+        return start + (end - start) * min(1.0, self.batch * self.rollout.episodes / episodes)
 
     @property
     def batches(self) -> int:
         """Batches of episodes in the whole training."""
-        return -(-self.config.qmix.episodes // self.config.qmix.parallel_episodes)
+        return -(-self.config.qmix.episodes // self.rollout.episodes)
 
     @property
     def _most_updates(self) -> int:
