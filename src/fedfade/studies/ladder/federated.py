@@ -10,7 +10,7 @@ from typing import Any
 from fedfade.allocation import GENIE, PERFECT
 from fedfade.config import Config
 from fedfade.device import pick_device
-from fedfade.experiments.comparison import QMIX, compare_many
+from fedfade.experiments import QMIX, compare_many
 from fedfade.experiments.metrics import series
 from fedfade.studies.ladder.rungs import FIRST_SEED, OWN, Agents, Ladder, Place, as_trained
 from fedfade.studies.ladder.tables import mean_error

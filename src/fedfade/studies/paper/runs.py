@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fedfade.config import Config, QmixConfig, differences, load_config
 from fedfade.device import pick_device
 from fedfade.errors import UserError
-from fedfade.experiments.comparison import compare_many
+from fedfade.experiments import compare_many
 from fedfade.experiments.metrics import Row, check_complete, read_rows
 from fedfade.experiments.run_folder import FREE_FIELDS, RunFolder
 from fedfade.studies.paper.setting import (
