@@ -128,28 +128,24 @@ class ReplayMemory:
         slot, episode = self.slot[row % self.rows], draw % self.episodes
         here = row % self.rows * self.episodes + episode
         there = (row + n_step) % self.rows * self.episodes + episode
-        reward = self._of_runs(self.reward, here)
+        reward = _rows(self.reward, self._run_first + here)
         for step in range(1, n_step):  # rewards after the deadline belong to another episode
             place = (row + step) % self.rows * self.episodes + episode
-            later = gamma**step * self._of_runs(self.reward, place)
+            later = gamma**step * _rows(self.reward, self._run_first + place)
             reward = reward + torch.where(slot + step < self.slots, later, 0.0)
+        own, next_own = self._agent_first + here[:, None], self._agent_first + there[:, None]
         return Batch(
-            observation=self._of_agents(self.observation, here),
-            state=self._of_runs(self.state, here),
-            choice=self._of_agents(self.choice, here),
+            observation=_rows(self.observation, own),
+            state=_rows(self.state, self._run_first + here),
+            choice=_rows(self.choice, own),
             reward=reward,
-            next_observation=self._of_agents(self.observation, there),
-            next_state=self._of_runs(self.state, there),
+            next_observation=_rows(self.observation, next_own),
+            next_state=_rows(self.state, self._run_first + there),
             discount=torch.where(slot + n_step < self.slots, gamma**n_step, 0.0),
         )
 
-    def _of_agents(self, stored: Tensor, place: Tensor) -> Tensor:
-        """What all agents of a run stored in its places [run, batch]: [run x agent, batch, ...]."""
-        rows = (self._agent_first + place[:, None]).flatten()
-        found = stored.flatten(0, 1).index_select(0, rows)
-        return found.view(len(stored), -1, *stored.shape[2:])
 
-    def _of_runs(self, stored: Tensor, place: Tensor) -> Tensor:
-        """What runs stored in their places [run, batch]: [run, batch, ...]."""
-        rows = (self._run_first + place).flatten()
-        return stored.flatten(0, 1).index_select(0, rows).view(*place.shape, *stored.shape[2:])
+def _rows(stored: Tensor, rows: Tensor) -> Tensor:
+    """Of [part, row, ...] the rows asked for, counted over all parts: [part, batch, ...]."""
+    found = stored.flatten(0, 1).index_select(0, rows.flatten())
+    return found.view(len(stored), -1, *stored.shape[2:])
