@@ -1,4 +1,4 @@
-"""Agents for devices without PyTorch: an ONNX file a client, and how to scale its inputs."""
+"""Agents for devices without PyTorch: one ONNX file per client, and how to scale its inputs."""
 
 import statistics
 import timeit

@@ -94,7 +94,7 @@ class _Room:
 class Learner:
     """Online and target networks of every run, and how the online ones learn.
 
-    Nothing here knows of slots or sub-bands: agents, observations, a state, actions. Runs, one a
+    Nothing here knows of slots or sub-bands: agents, observations, a state, actions. Runs, one per
     seed, lie side by side and share nothing: the loss is a sum over runs.
     """
 

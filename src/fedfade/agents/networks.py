@@ -1,4 +1,4 @@
-"""The networks of QMIX: one small MLP an agent, and what combines their values.
+"""The networks of QMIX: one small MLP per agent, and what combines their values.
 
 All agents of all runs are computed at once: their weights are stacked, [run x agent, in, out], and
 a layer is one batched matrix product over [run x agent, batch, features]. A run is one training
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from fedfade.config import QmixConfig
 from fedfade.graphs import SideStream, fused
 
-Tensors = list[Tensor]  # one a layer
-Generators = Sequence[torch.Generator]  # of initial weights, one a run
+Tensors = list[Tensor]  # one per layer
+Generators = Sequence[torch.Generator]  # of initial weights, one per run
 
 
 class AgentNetworks(nn.Module):
@@ -163,7 +163,7 @@ def padded(count: int) -> int:
 
 
 class StackedLinear(nn.Module):
-    """One linear layer a run: [run, batch, in] -> [run, batch, out]."""
+    """One linear layer per run: [run, batch, in] -> [run, batch, out]."""
 
     def __init__(self, fan_in: int, fan_out: int, generators: Generators) -> None:
         super().__init__()
@@ -215,10 +215,10 @@ class DuplexMixer(nn.Module):
     """QPLEX (Wang et al. 2021): any Q_tot whose best joint action is everybody's own best one.
 
     Q_tot = b(s) + sum of w_n(s) max Q_n + sum of lambda_n(s, a) w_n(s) (Q_n - max Q_n), where no w
-    and no lambda is negative. Who takes its best action adds nothing to the second sum, all others
-    take away, by as much as the joint action says. As in its authors' code, agents learn as if
-    every lambda were 1, which is VDN and where training starts; what a sum cannot say is left to
-    lambda. It is one network of state and joint action in place of their attention heads.
+    and no lambda is negative. An agent that takes its best action adds nothing to the second sum;
+    any other takes away, by as much as the joint action says. As in its authors' code, agents learn
+    as if every lambda were 1, which is VDN and where training starts; what a sum cannot say is left
+    to lambda. It is one network of state and joint action in place of their attention heads.
     """
 
     def __init__(
@@ -258,18 +258,16 @@ def _positive(x: Tensor) -> Tensor:
 
 
 class SumMixer(nn.Module):
-    """VDN: Q_tot is the sum."""
+    """VDN: Q_tot [run, 1, batch] is the sum."""
 
-    def forward(self, q: Tensor, state: Tensor, values: Tensor, choice: Tensor) -> Tensor:
-        """q [run x agent, batch] -> [run, 1, batch]."""
+    def forward(self, q: Tensor, state: Tensor, *_: Tensor) -> Tensor:
         return _by_run(q, state).sum(1, keepdim=True)
 
 
 class NoMixer(nn.Module):
-    """Independent DQN: every agent learns from the common reward by itself."""
+    """Independent DQN: every agent learns from the common reward by itself: [run, agent, batch]."""
 
-    def forward(self, q: Tensor, state: Tensor, values: Tensor, choice: Tensor) -> Tensor:
-        """q [run x agent, batch] -> [run, agent, batch]."""
+    def forward(self, q: Tensor, state: Tensor, *_: Tensor) -> Tensor:
         return _by_run(q, state)
 
 
