@@ -15,7 +15,7 @@ from fedfade.device import one_thread, pick_device
 from fedfade.errors import UserError
 from fedfade.experiments.run_folder import mark
 from fedfade.experiments.uploads import Uplink
-from fedfade.radio.statistics import gain_statistics
+from fedfade.radio import gain_statistics
 from fedfade.studies.ladder.rungs import OWN, Agents, Ladder, Place, as_trained
 from fedfade.studies.paper.tables import Line, read_table, write_table
 from fedfade.uplink import Round, scenario_from_config

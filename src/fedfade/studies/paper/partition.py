@@ -46,7 +46,7 @@ def compute(setting: Setting) -> None:
 
 def draw(setting: Setting) -> tuple[dict[str, object], str]:
     """The paper's stacked bars for the first seed; the spread of class shares over all."""
-    from fedfade.learning.figures import class_distribution
+    from fedfade.learning.plots import class_distribution
 
     folder = setting.out / PART
     lines = read_table(folder / "classes.csv")
