@@ -49,7 +49,7 @@ def test_floor_of_training_is_what_pytorch_counts(trainer: Trainer) -> None:
     trainer.replay.draw_ahead(trainer.updates, 1, trainer.config.qmix.batch_size)
     agents, seen = trainer.learner.agents, trainer.rollout._seen
     assert flop(floors.slot_layers(trainer)) == counted(lambda: agents(seen))
-    assert flop(floors.update_layers(trainer)) == counted(trainer.engine().update)
+    assert flop(floors.update_layers(trainer)) == counted(trainer.update)
 
 
 def test_floor_of_the_channel() -> None:

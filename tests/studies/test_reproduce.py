@@ -319,7 +319,7 @@ def test_agents_that_come_with_the_package_join(
     shelf, out = tmp_path / "shelf", tmp_path / "plus"
     shutil.copytree(whole / "reward" / "training" / "seed-0", shelf / "qmix-plus")
     shutil.copytree(whole, out)
-    monkeypatch.setattr("fedfade.agents.policy._shelf", lambda: shelf)
+    monkeypatch.setattr("fedfade.agents.trained._shelf", lambda: shelf)
     for part, table in (("accuracy", "final.csv"), ("regimes", "uploads.csv")):
         answer = fedfade("reproduce", part, "--scale", "small", "--out", out, *SETTINGS)
         assert answer.code == 0, answer.err

@@ -50,7 +50,7 @@ def training(stage: Stage, config: Config, seeds: int) -> dict[str, float]:
     trainer.play_batch()
     some = min(20, trainer._most_updates)
     return {
-        "slot step": _ms(stage, trainer.engine().step, some),
+        "slot step": _ms(stage, trainer.step, some),
         "update": _ms(stage, updates(trainer, some)) / some,
     }
 

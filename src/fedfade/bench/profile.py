@@ -67,7 +67,7 @@ def measure(device: torch.device, precision: Precision = "tf32") -> Figures:
         learning = stage.config().learning
         federation = Federation(learning, stage.dataset, device=device, precision=precision)
         works = {
-            "slot step": trainer.engine().step,
+            "slot step": trainer.step,
             "update": updates(trainer, 1),
             "federated round": one_after_another(federation, [0]),
         }

@@ -43,9 +43,9 @@ def measure(repeats: int = 40, threads: int = 2, peers: bool = True) -> Figures:
     config = load_config("paper", ["qmix.gradients=synthetic", "run.device=cpu"])
     trainer, qmix = Trainer(config), config.qmix
     prepare_s = _fill(trainer, repeats)
-    layers, engine = update_layers(trainer), trainer.engine()
+    layers = update_layers(trainer)
     floor = products(layers, trainer.scenario.device)
-    spent = in_turns([floor, engine.update, engine.step], repeats)
+    spent = in_turns([floor, trainer.update, trainer.step], repeats)
     floor_s, update_s, slot_s = (median(wall) for wall, _ in spent)
     batches = EPISODES // qmix.parallel_episodes
     whole_s = UPDATES * update_s + batches * (config.radio.slots * slot_s + prepare_s)
@@ -80,12 +80,12 @@ def _fill(trainer: Trainer, updates: int) -> float:
     while int(trainer.replay.stored) < trainer.replay.rows:
         times.append(seconds(prepare))
         for _ in range(trainer.scenario.slots - 1):
-            trainer.engine().step()
+            trainer.step()
         trainer.batch += 1
     prepare()
     trainer.replay.draw_ahead(trainer.updates, WARM_UP + updates, trainer.config.qmix.batch_size)
     for _ in range(WARM_UP - 1):  # timing in turns begins with another
-        trainer.engine().update()
+        trainer.update()
     return median(times)
 
 

@@ -157,7 +157,7 @@ def _parts(stage: Stage, trainer: Trainer) -> dict[str, float]:
 
     layout = stage.milliseconds(lay_out)
     return {
-        "slot": stage.milliseconds(trainer.engine().step, 5, calls=trainer.scenario.slots),
+        "slot": stage.milliseconds(trainer.step, 5, calls=trainer.scenario.slots),
         "update": stage.milliseconds(updates(trainer, most), 5) / most,
         "local": local,
         "fading": max(0.0, prepare - local),

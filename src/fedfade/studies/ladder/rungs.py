@@ -117,7 +117,7 @@ class Agents:
     @property
     def age(self) -> int | None:
         """How old everybody's fading is when they see it, None if they do not."""
-        from fedfade.agents.policy import scope_of
+        from fedfade.agents.trained import scope_of
 
         if scope_of(self.config) != "csi":
             return None
@@ -126,7 +126,7 @@ class Agents:
     @property
     def rung(self) -> str:
         """The lowest rung with all they observe."""
-        from fedfade.agents.policy import scope_of
+        from fedfade.agents import scope_of
 
         allocation = self.config.allocation
         if self.age is not None:
