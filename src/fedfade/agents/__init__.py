@@ -23,31 +23,3 @@ from fedfade.agents.trained import (
     trained_agents,
 )
 from fedfade.agents.trainer import Report, Trainer
-
-__all__ = [
-    "AgentNetworks",
-    "Checkpoint",
-    "ClientNetwork",
-    "Learner",
-    "MonotonicMixer",
-    "QmixPolicy",
-    "Report",
-    "Trainer",
-    "agents_folder",
-    "check_same_training",
-    "has_checkpoint",
-    "load_checkpoint",
-    "load_policy_checkpoint",
-    "load_shipped_policy",
-    "save",
-    "saved_curve",
-    "scope_of",
-    "seed_folder",
-    "shipped_policies",
-    "shipped_policies_for",
-    "tensorboard_installed",
-    "train",
-    "trained_agents",
-    "trained_folders",
-    "with_seed",
-]

@@ -28,7 +28,7 @@ from fedfade.allocation.assignment import assign
 from fedfade.allocation.policy import Scope, View, full_power
 from fedfade.device import spare_bytes
 from fedfade.errors import not_allowed
-from fedfade.radio.link import sinr
+from fedfade.radio import sinr
 from fedfade.uplink import Action
 
 EXACT_CLIENTS = 12

@@ -1,8 +1,7 @@
 """Play the slots of a round under a policy."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +11,6 @@ from fedfade.device import spare_bytes
 from fedfade.graphs import record as record_work
 from fedfade.seams import ask
 from fedfade.uplink import (
-    Action,
     Progress,
     Round,
     Scenario,
@@ -129,32 +127,19 @@ def play_round(
     keys: Tensor,
     record: bool = False,
     start: Progress | None = None,
+    trusted_slots: int | None = None,
 ) -> Outcome:
     """Play all slots of a round for a batch of episodes; `keys` [episode] feed random policies.
 
     `start` is what each client has to send, the whole payload if not given; a client with nothing
-    to send is silent and counts as delivered.
+    to send is silent and counts as delivered. With `trusted_slots`, what the policy answers is
+    not checked, and observations are made for so many slots at once.
     """
-    checks = ActionChecks(policy.name, scenario, len(round_.alpha))
-    known = slots_at_once(policy, scenario, len(round_.alpha))
-    outcome = _play(policy, scenario, round_, keys, checks.take, known, record, start)
-    checks.finish()
-    return outcome
-
-
-def _play(
-    policy: Policy,
-    scenario: Scenario,
-    round_: Round,
-    keys: Tensor,
-    take: Callable[[Any], Action],
-    known: int,
-    record: bool = False,
-    start: Progress | None = None,
-) -> Outcome:
     episodes = len(round_.alpha)
-    start = start_round(scenario, episodes) if start is None else start
-    progress = start
+    checks = ActionChecks(policy.name, scenario, episodes)
+    trusted = trusted_slots is not None
+    known = trusted_slots if trusted else slots_at_once(policy, scenario, episodes)
+    progress = start = start_round(scenario, episodes) if start is None else start
     seen = as_observed(policy, scenario)
     observations = Observations(seen, round_, known) if known else None
     who = f"policy {policy.name!r}"
@@ -167,7 +152,8 @@ def _play(
     frames = []
     for slot in range(scenario.slots):
         view = make_view(policy, scenario, round_, progress, slot, keys, observations)
-        action = take(ask(who, policy, "act", view, memory))
+        answer = ask(who, policy, "act", view, memory)
+        action = answer if trusted else checks.take(answer)
         after, result = play_slot(scenario, progress, slot_gain(round_, slot), action)
         reward += slot_reward(scenario, normalised, progress, after, result)
         rate_sum += result.rate_bps.sum(-1)
@@ -176,6 +162,7 @@ def _play(
             level = torch.where(progress.finished, scenario.silent_level, action.level)
             frames.append((action.band, level, result.rate_bps, after.remaining_bits))
         progress = after
+    checks.finish()
     return Outcome(
         delivered=progress.finished,
         bits=start.remaining_bits - progress.remaining_bits,
@@ -206,7 +193,7 @@ class RecordedRounds:
         ]  # as in Outcome, but for the history
 
         def work() -> None:
-            new = _play(policy, scenario, kept, self._inputs[-1], Action._make, known)
+            new = play_round(policy, scenario, kept, self._inputs[-1], trusted_slots=known)
             for place, value in zip(self._results, new[:5], strict=True):
                 place.copy_(value)
 

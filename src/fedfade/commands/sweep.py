@@ -1,11 +1,9 @@
 """`fedfade sweep`: many configurations on many processes or machines, one table."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,9 +11,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedfade.commands.options import stopping_cleanly, time_left, with_fields
-
-if TYPE_CHECKING:
-    from fedfade.experiments.sweep import Compute, Sweep, SweepProgress
 
 _SHOWN = 40  # lines of the table on the terminal; the file has all
 
@@ -33,7 +28,14 @@ def sweep(
 ) -> None:
     """Run a grid or list of configurations; finished points are skipped."""
     from fedfade.errors import UserError
-    from fedfade.experiments.sweep import load_sweep, run_sweep
+    from fedfade.experiments.sweep import (
+        Compute,
+        SweepProgress,
+        load_sweep,
+        run_sweep,
+        seed_means,
+        sweep_table,
+    )
     from fedfade.experiments.workers import on_ray, on_this_machine
 
     if ray is not None and workers is not None:
@@ -58,7 +60,7 @@ def sweep(
             bar(progress.points, f"{running}{progress.failed} failed")
 
         failures = run_sweep(asked, folder, compute, tell)
-    _print_table(asked, folder)
+    _print_table(seed_means(asked, sweep_table(asked, folder, {})))
     typer.echo(f"table: {folder / 'sweep.csv'}")
     if failures:
         name, reason = next(iter(failures.items()))
@@ -72,11 +74,8 @@ def sweep(
         raise typer.Exit(1)
 
 
-def _print_table(asked: Sweep, folder: Path) -> None:
-    """Means over seeds of every point and policy."""
-    from fedfade.experiments.sweep import seed_means, sweep_table
-
-    means = seed_means(asked, sweep_table(asked, folder, {}))
+def _print_table(means: Any) -> None:
+    """Means over seeds of every point and policy, a data frame."""
     table = Table(*map(escape, means.columns), box=None, header_style="bold")
     for line in means.head(_SHOWN).itertuples(index=False):
         table.add_row(*(escape(_shown(value)) for value in line))

@@ -1,20 +1,16 @@
 """The pictures of a comparison. Every function returns a figure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fedfade.allocation import GENIE, PERFECT, History
 from fedfade.experiments.metrics import Row, policies_of, series, served
 from fedfade.uplink import Scenario
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # One colour per policy everywhere; the rest take what is left of the palette.
 _COLOURS = {
@@ -46,8 +42,6 @@ def colour(policy: str, order: Sequence[str]) -> str:
 
 def blank(width: float, height: float) -> Figure:
     """An empty figure, sizes in inches."""
-    from matplotlib.figure import Figure
-
     return Figure(figsize=(width, height), layout="constrained")
 
 

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedfade.agents import trained_agents
-from fedfade.agents.checkpoint import has_checkpoint, load_checkpoint
+from fedfade.agents import has_checkpoint, load_checkpoint, trained_agents
 from fedfade.config import Config
 from fedfade.errors import UserError
 from fedfade.seams import source_file

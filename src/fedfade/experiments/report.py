@@ -13,7 +13,6 @@ from typing import Any
 
 from fedfade.allocation import GENIE, PERFECT
 from fedfade.config import Config
-from fedfade.experiments import figures
 from fedfade.experiments.metrics import SHOWN, Row, Summary, policies_of, series, summarise
 from fedfade.storage import save_figure, write_text
 
@@ -162,6 +161,8 @@ def _tagged(tag: str, texts: Sequence[str]) -> str:
 
 def _pictures(folder: Path, rows: Sequence[Row], clients: int) -> str:
     """Draw into a folder; returns the sections of the page, images inside."""
+    from fedfade.experiments import figures  # Matplotlib takes a second to import
+
     accuracy, uploads = figures.accuracy_figure(rows), figures.uploads_figure(rows, clients)
     served, waste = figures.served_figure(rows, clients), figures.waste_figure(rows)
     sections = []

@@ -8,9 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from fedfade.agents import train
-from fedfade.agents.checkpoint import has_checkpoint, load_checkpoint
-from fedfade.agents.run import saved_curve
+from fedfade.agents import has_checkpoint, load_checkpoint, saved_curve, train
 from fedfade.config import Config
 from fedfade.device import pick_device
 from fedfade.experiments.comparison import stored_rows

@@ -8,14 +8,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedfade.agents import Report, Trainer
-from fedfade.agents.checkpoint import (
+from fedfade.agents import (
+    Report,
+    Trainer,
     check_same_training,
     has_checkpoint,
     load_checkpoint,
+    saved_curve,
     trained_folders,
+    with_seed,
 )
-from fedfade.agents.run import saved_curve, with_seed
 from fedfade.config import changed
 from fedfade.device import matrix_products
 from fedfade.experiments.comparison import Comparison, stored_grams

@@ -12,17 +12,22 @@ more slot final (so there are at most slots + 1), and decisions that repeat them
 slot-by-slot execution. Mostly it takes a handful, because few decisions hang on the last bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedfade.allocation import Action, Outcome, Policy, Scope, View, play_round
-from fedfade.allocation.play import make_view
-from fedfade.allocation.policy import check_action
+from fedfade.allocation import (
+    Action,
+    Outcome,
+    Policy,
+    Scope,
+    View,
+    check_action,
+    make_view,
+    play_round,
+)
 from fedfade.errors import UserError
 from fedfade.uplink import Progress, Round, Scenario
 

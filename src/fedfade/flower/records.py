@@ -4,8 +4,6 @@ Everything of fedfade's own lies in records whose names begin with `fedfade.`; t
 them out again before the wrapped one sees a reply.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 

@@ -35,8 +35,7 @@ from fedfade.flower.records import (
     trained_names,
     whole,
 )
-from fedfade.learning import Sent, ServerState, Updates
-from fedfade.learning.averaging import MAX_NORM
+from fedfade.learning import MAX_NORM, Sent, ServerState, Updates
 from fedfade.uplink import Progress, Scenario
 
 log = logging.getLogger("flwr")

@@ -4,8 +4,6 @@ The uplink needs to know one thing of the learning side, the Gram matrix of the 
 d_n = g_{t-1} - g_n; and the learning side one thing of the uplink, who delivered.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
