@@ -20,7 +20,7 @@ from fedfade.agents.checkpoint import (
 )
 from fedfade.agents.run import saved_curve, with_seed
 from fedfade.agents.trainer import Report, Trainer
-from fedfade.config import Config
+from fedfade.config import Config, changed
 from fedfade.device import matrix_products
 from fedfade.errors import UserError
 from fedfade.experiments.comparison import Comparison
@@ -28,7 +28,6 @@ from fedfade.experiments.course import stored_grams
 from fedfade.experiments.inputs import check_inputs
 from fedfade.experiments.metrics import Row, check_complete, read_rows
 from fedfade.experiments.run_folder import open_finished
-from fedfade.studies.paper.setting import changed
 
 Tell = Callable[[int, str], None]
 

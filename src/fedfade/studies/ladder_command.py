@@ -1,18 +1,13 @@
 """`fedfade ladder`: what is a bit of channel knowledge worth?"""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from fedfade.commands.options import SetOption, stopping_cleanly, time_left, with_fields
-
-if TYPE_CHECKING:
-    from fedfade.studies.ladder import Ladder
 
 
 def ladder(
@@ -40,50 +35,40 @@ def ladder(
     overrides: SetOption = None,
 ) -> None:
     """Uploads per round against what clients know, over SNR, spread of gains and speed."""
+    from pandas import DataFrame
+
     from fedfade.device import pick_device
     from fedfade.experiments.run_folder import provenance
     from fedfade.storage import folder_lock, write_json
-    from fedfade.studies import ladder as steps
-    from fedfade.studies.ladder.page import write_page
-    from fedfade.studies.paper.tables import write_table
+    from fedfade.studies import ladder as study
+    from fedfade.studies.frames import write_frame
 
     changes = with_fields(overrides, {"learning.data_dir": data_dir, "run.device": device})
-    asked = steps.make_ladder(preset, scale, seeds, rounds, checkpoint or (), changes)
+    asked = study.make_ladder(preset, scale, seeds, rounds, checkpoint or (), changes)
     folder = out or Path("runs") / f"ladder-{Path(preset).stem}"
     with stopping_cleanly(f"the same command continues in {folder}"), folder_lock(folder):
-        write_json(
-            folder / "ladder.json", provenance(asked.base, pick_device(asked.base.run.device))
-        )
-        with time_left("cells", len(asked.places)) as tell:
-            lines = steps.play(asked, folder, tell)
-        table, policies = steps.ladder_table(asked, lines), steps.policy_table(asked, lines)
-        write_table(folder / "ladder.csv", table)
-        write_table(folder / "policies.csv", policies)
-        accuracies = []
+        made_by = provenance(asked.base, pick_device(asked.base.run.device))
+        write_json(folder / "ladder.json", made_by)
+        with time_left("cells", len(asked.cells)) as tell:
+            lines = study.play(asked, folder, tell)
+        table, policies = study.ladder_table(asked, lines), study.policy_table(asked, lines)
+        write_frame(folder / "ladder.csv", table)
+        write_frame(folder / "policies.csv", policies)
+        accuracies = DataFrame()
         if accuracy:
-            with time_left("rounds", steps.accuracy_rounds(asked, folder, table)) as tell:
-                accuracies = steps.accuracy(asked, folder, table, tell)
-            write_table(folder / "accuracy.csv", accuracies)
-        page = write_page(asked, folder, table, policies, accuracies)
-    _print(asked, table)
-    typer.echo(f"tables: {page}")
+            runs = study.accuracy_runs(asked, folder, table)
+            with time_left("rounds", sum(run.config.run.rounds for run in runs)) as tell:
+                accuracies = study.accuracy_table(asked, runs, table, tell)
+            write_frame(folder / "accuracy.csv", accuracies)
+        page = study.write_page(asked, folder, table, policies, accuracies)
 
-
-def _print(asked: Ladder, table: list[dict[str, object]]) -> None:
-    """Means over cells."""
-    shown = Table("m/s", *(rung.name for rung in asked.rungs), box=None, header_style="bold")
-    for speed in asked.speeds_mps:
-        cells = []
-        for rung in asked.rungs:
-            found = [
-                float(str(line["uploads"]))
-                for line in table
-                if line["speed"] == speed and line["rung"] == rung.name
-            ]
-            cells.append(f"{sum(found) / len(found):.2f}")
-        shown.add_row(f"{speed:g}", *cells)
+    over_cells = table.pivot_table(index="speed", columns="rung", values="uploads", sort=False)
+    shown = Table("m/s", *over_cells.columns, box=None, header_style="bold")
+    for speed, uploads in over_cells.iterrows():
+        shown.add_row(f"{speed:g}", *(f"{value:.2f}" for value in uploads))
     console = Console()
     if not console.is_terminal:
         console.width = 130  # a file or pipe has no width of its own
     console.print("uploads per round, mean over cells, best policy without learning on each rung:")
     console.print(shown)
+    typer.echo(f"tables: {page}")

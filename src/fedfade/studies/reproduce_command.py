@@ -1,7 +1,5 @@
 """`fedfade reproduce`: every figure of the paper, and its claims judged."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Annotated

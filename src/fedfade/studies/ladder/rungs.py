@@ -1,7 +1,5 @@
 """The ladder: what clients may know, who uses it, and the cells it is tried in."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +9,11 @@ from typing import Any, NamedTuple
 from fedfade.agents import load_policy_checkpoint
 from fedfade.agents.checkpoint import Checkpoint, load_checkpoint, trained_folders
 from fedfade.allocation import GENIE, policy_names
-from fedfade.config import Config, load_config
+from fedfade.config import Config, changed, load_config
 from fedfade.errors import UserError, not_allowed
 from fedfade.studies.paper import setting
 from fedfade.studies.paper.regimes import ring
-from fedfade.studies.paper.setting import changed, cycle_seeds
+from fedfade.studies.paper.setting import cycle_seeds
 
 FIRST_SEED = 2000
 """Settings of the deadline policies were chosen on seeds 1000 to 1004; agents trained on those
@@ -76,7 +74,7 @@ def rungs(slots: int, ages: Sequence[int] = AGES) -> list[Rung]:
 
 
 @dataclass(frozen=True)
-class Scale:
+class LadderScale:
     """How much is played."""
 
     overrides: tuple[str, ...]
@@ -88,9 +86,9 @@ class Scale:
 
 
 SCALES = {
-    "full": Scale((), (15.0, 20.0, 25.0), (0.0, 3.0, 10.85), SPEEDS_MPS, 20, 5),
+    "full": LadderScale((), (15.0, 20.0, 25.0), (0.0, 3.0, 10.85), SPEEDS_MPS, 20, 5),
     # Checks the code, not the channel.
-    "small": Scale(
+    "small": LadderScale(
         (*setting.SCALES["small"].overrides, "run.rounds=2"),
         (20.0,),
         (0.0, 3.0),
@@ -157,13 +155,18 @@ def load_agents(asked: Sequence[str]) -> list[Agents]:
 
 
 @dataclass(frozen=True)
-class Place:
+class LadderCell:
     """A cell at a speed."""
 
-    cell: str
+    name: str
     speed_mps: float
     config: Config
     rounds: tuple[int, ...]  # of the run, those that are played
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """What tells it apart in tables."""
+        return {"cell": self.name, "speed": self.speed_mps}
 
 
 @dataclass(frozen=True)
@@ -172,20 +175,27 @@ class Ladder:
 
     base: Config
     rungs: tuple[Rung, ...]
-    places: tuple[Place, ...]
+    cells: tuple[LadderCell, ...]
     agents: tuple[Agents, ...]
     policies: tuple[str, ...]  # those without learning
     ages: tuple[int, ...]  # slots, of everybody's fading where it is not fresh
 
     @property
-    def cells(self) -> list[str]:
-        """In the order of the figure."""
-        return list(dict.fromkeys(place.cell for place in self.places))
+    def names(self) -> list[str]:
+        """Of the cells, in the order of the figure."""
+        return list(dict.fromkeys(cell.name for cell in self.cells))
 
     @property
     def speeds_mps(self) -> list[float]:
         """Slowest first."""
-        return list(dict.fromkeys(place.speed_mps for place in self.places))
+        return list(dict.fromkeys(cell.speed_mps for cell in self.cells))
+
+    @property
+    def accuracy_cells(self) -> list[LadderCell]:
+        """The cell in the middle of the map, and the preset's own."""
+        on_the_ring = self.names[:-1]
+        chosen = (on_the_ring[len(on_the_ring) // 2], OWN)
+        return [cell for cell in self.cells if cell.name in chosen]
 
 
 def make_ladder(
@@ -213,17 +223,17 @@ def make_ladder(
         for snr in size.snrs_db
         for spread in size.spreads_db
     }
-    places = [
-        Place(name, speed, changed(base, {**fields, **run, "radio.speed_mps": speed}), played)
+    played_cells = [
+        LadderCell(name, speed, changed(base, {**fields, **run, "radio.speed_mps": speed}), played)
         for name, fields in {**cells, OWN: {}}.items()
         for speed in size.speeds_mps
     ]
     for some in agents:
-        _check_unseen(some, places[0].config)
-        for place in places:
-            load_policy_checkpoint(some.folders[0], as_trained(place.config, some))
-    policies = [name for rung in ladder for name in rung.policies]
-    return Ladder(base, tuple(ladder), tuple(places), tuple(agents), tuple(policies), tuple(ages))
+        check_unseen(some, played_cells[0].config)
+        for cell in played_cells:
+            load_policy_checkpoint(some.folders[0], as_trained(cell.config, some))
+    names = [name for rung in ladder for name in rung.policies]
+    return Ladder(base, *map(tuple, (ladder, played_cells, agents, names, ages)))
 
 
 def _spread_out(count: int, rounds: int) -> tuple[int, ...]:
@@ -245,7 +255,8 @@ def as_trained(config: Config, agents: Agents) -> Config:
     return changed(config, {**fields, "run.rounds": agents.config.run.rounds})
 
 
-def _check_unseen(agents: Agents, config: Config) -> None:
+def check_unseen(agents: Agents, config: Config) -> None:
+    """Refuse agents that were trained on seeds they would play."""
     tested = range(config.run.seed, config.run.seed + config.run.seeds)
     for checkpoint in agents.checkpoints:
         own = checkpoint.config

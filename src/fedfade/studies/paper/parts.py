@@ -8,49 +8,75 @@ DIR/claims.md        the paper's claims with verdicts
 DIR/results.md       all of it on one page: claims, tables, pictures
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pandas import DataFrame
+
 from fedfade.config import Config
 from fedfade.errors import UserError, not_allowed
+from fedfade.learning.figures import save
 from fedfade.storage import folder_lock, read_json, write_json, write_text
-from fedfade.studies.paper import (
-    ablation,
-    accuracy,
-    bound,
-    claims,
-    partition,
-    regimes,
-    reward,
-)
+from fedfade.studies.frames import matching, means, read_frame, write_frame
+from fedfade.studies.paper import accuracy, claims, classes, regimes, second_term, trainings
+from fedfade.studies.paper.plots import Drawn
 from fedfade.studies.paper.setting import Setting, check_unseen
-from fedfade.studies.paper.summaries import means
-from fedfade.studies.paper.tables import Line, distinct, matching, read_table
 
 
 class Part(NamedTuple):
-    """What a part does."""
+    """One question: what is run for it, and what is made of the tables."""
 
     title: str
-    compute: Callable[[Setting], None]
-    draw: Callable[[Setting], tuple[dict[str, object], str]]
+    compute: Callable[[Setting], Mapping[str, DataFrame]]  # tables by PART/NAME
+    reads: Sequence[str]  # those that `draw` is given
+    draw: Callable[..., Drawn]
 
 
 PARTS = {
-    "partition": Part("Who owns which classes", partition.compute, partition.draw),
-    "reward": Part("Reward while training", reward.compute, reward.draw),
-    "accuracy": Part("Test accuracy in nine cells", accuracy.compute, accuracy.draw),
-    "epochs": Part(
-        "The centre cell with local epochs", accuracy.compute_epochs, accuracy.draw_epochs
+    "partition": Part(
+        "Who owns which classes", classes.compute, ["partition/classes"], classes.draw
     ),
-    "ablation": Part("Hidden observations", ablation.compute, ablation.draw),
-    "bound": Part("The bound's second term", bound.compute, bound.draw),
-    "regimes": Part("Who wins where", regimes.compute, regimes.draw),
+    "reward": Part(
+        "Reward while training",
+        trainings.compute_reward,
+        ["reward/curve"],
+        trainings.draw_reward,
+    ),
+    "accuracy": Part(
+        "Test accuracy in nine cells",
+        accuracy.compute,
+        ["accuracy/final", "accuracy/curves"],
+        partial(accuracy.draw, part="accuracy"),
+    ),
+    "epochs": Part(
+        "The centre cell with local epochs",
+        accuracy.compute_epochs,
+        ["epochs/final", "epochs/curves"],
+        partial(accuracy.draw, part="epochs"),
+    ),
+    "ablation": Part(
+        "Hidden observations",
+        trainings.compute_ablation,
+        ["ablation/curve", "ablation/final", "ablation/curves"],
+        trainings.draw_ablation,
+    ),
+    "bound": Part(
+        "The bound's second term",
+        second_term.compute,
+        [
+            "accuracy/final",
+            "accuracy/bias",
+            *(f"bound/terms-{name}" for name in second_term.MEASURED),
+        ],
+        second_term.draw,
+    ),
+    "regimes": Part(
+        "Who wins where", regimes.compute, ["regimes/uploads", "regimes/accuracy"], regimes.draw
+    ),
 }
 ALL = "all"
 
@@ -83,22 +109,51 @@ def reproduce(
     with folder_lock(setting.out):
         for count, name in enumerate(parts):
             done(count)
-            part = PARTS[name]
-            if not redraw:
-                part.compute(setting)
-            facts, text = part.draw(setting)
-            folder = setting.out / name
-            write_json(folder / f"{name}.json", _plain({"setting": _made_by(setting), **facts}))
-            write_text(folder / f"{name}.md", text + "\n")
-            setting.say(f"{name}: done, {folder}")
+            _make(setting, name, redraw)
+            setting.say(f"{name}: done, {setting.out / name}")
         page = _claims_page(setting)
         write_text(setting.out / "results.md", _results(setting, page))
         write_text(setting.out / "claims.md", page)
     return page
 
 
+def _make(setting: Setting, name: str, redraw: bool) -> None:
+    part, folder = PARTS[name], setting.out / name
+
+    def write(tables: Mapping[str, DataFrame]) -> None:
+        for path, table in tables.items():
+            write_frame(setting.out / f"{path}.csv", table)
+
+    if not redraw:
+        write(part.compute(setting))
+    drawn = part.draw(setting, *(read_frame(setting.out / f"{path}.csv") for path in part.reads))
+    write(drawn.tables)
+    for file, figure in drawn.figures.items():
+        try:
+            made = figure()
+        except ImportError:  # no Matplotlib
+            continue
+        save(made, folder / f"{file}.png")
+    facts = {"setting": _made_by(setting), **drawn.facts}
+    write_json(folder / f"{name}.json", _each(facts, lambda v: None if v != v else v))  # noqa: PLR0124
+    write_text(folder / f"{name}.md", drawn.text + "\n")
+
+
+def _each(value: Any, of: Callable[[Any], Any]) -> Any:
+    """Nested facts with a function applied to every value: JSON has no NaN."""
+    if isinstance(value, dict):
+        return {name: _each(item, of) for name, item in value.items()}
+    return [_each(item, of) for item in value] if isinstance(value, list | tuple) else of(value)
+
+
 def _claims_page(setting: Setting) -> str:
-    found = _all_facts(setting)
+    """The claims judged by the JSON of every part that has been run in this folder."""
+    paths = {name: setting.out / name / f"{name}.json" for name in PARTS}
+    found = {
+        name: _each(read_json(path), lambda v: math.nan if v is None else v)
+        for name, path in paths.items()
+        if path.is_file()
+    }
     try:
         return claims.page(claims.judge(found), _head(found))
     except (KeyError, TypeError, AttributeError, ValueError):
@@ -116,44 +171,17 @@ def _results(setting: Setting, claims_page: str) -> str:
         if text.is_file():
             pictures = sorted((setting.out / name).glob("*.png"), key=lambda p: p.stem != name)
             shown = [f"![{p.stem}]({name}/{p.name})" for p in pictures]
-            sections.append("\n\n".join([f"## {part.title}", text.read_text().rstrip(), *shown]))
+            sections += [f"## {part.title}", text.read_text().rstrip(), *shown]
     return "\n\n".join(sections) + "\n"
 
 
-def centre_lines(config: Config, folder: Path) -> list[Line]:
+def centre_lines(config: Config, folder: Path) -> list[dict[str, Any]]:
     """A line a policy of the training cell, means over the seeds of a finished reproduction."""
-    cell = {"alpha": config.learning.alpha, "clusters": float(config.radio.clusters)}
-    final = matching(read_table(folder / accuracy.PART / "final.csv"), **cell)
+    cell = {"alpha": config.learning.alpha, "clusters": config.radio.clusters}
+    final = matching(read_frame(folder / "accuracy" / "final.csv"), **cell)
     fields = ("accuracy", "uploads", "empty_rounds", "wasted", "fairness")
-    by_field = {field: means(final, "policy", field) for field in fields}
-    return [
-        {"policy": policy, **{field: by_field[field][policy] for field in fields}}
-        for policy in distinct(final, "policy")
-    ]
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no NaN."""
-    if isinstance(value, float):
-        return None if math.isnan(value) else value
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _all_facts(setting: Setting) -> dict[str, Any]:
-    """The JSON of every part that has been run in this folder."""
-    paths = {name: setting.out / name / f"{name}.json" for name in PARTS}
-    return {name: _known(read_json(path)) for name, path in paths.items() if path.is_file()}
-
-
-def _known(value: Any) -> Any:
-    """And back."""
-    if value is None:
-        return math.nan
-    if isinstance(value, dict):
-        return {name: _known(item) for name, item in value.items()}
-    return [_known(item) for item in value] if isinstance(value, list) else value
+    table = DataFrame({field: means(final, "policy", field) for field in fields})
+    return table.reset_index().to_dict("records")
 
 
 def _made_by(setting: Setting) -> dict[str, object]:
@@ -163,8 +191,7 @@ def _made_by(setting: Setting) -> dict[str, object]:
         "scale": setting.scale,
         "data": base.learning.data,
         "placement": base.cell.placement,
-        "alpha": setting.centre.alpha,
-        "clusters": setting.centre.clusters,
+        **setting.centre._asdict(),
         "rounds": base.run.rounds,
         "episodes": base.qmix.episodes,
         "training_seeds": setting.training_seeds,
@@ -176,7 +203,7 @@ def _made_by(setting: Setting) -> dict[str, object]:
 def _head(found: Mapping[str, Any]) -> str:
     """What stood behind it, in a few sentences; every part notes its own, accuracy's is shown, or
     that of the training."""
-    part = next(part for part in (accuracy.PART, reward.PART, *found) if part in found)
+    part = next(part for part in ("accuracy", "reward", *found) if part in found)
     made = found[part]["setting"]
     text = (
         f"Data {made['data']}, placement {made['placement']}, {made['rounds']} rounds, agents "

@@ -7,19 +7,23 @@ Runs of one seed share channel, data and mini-batches whatever else runs beside 
 may be added or trained anew without touching the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedfade.config import Config, QmixConfig, differences, load_config
+from pandas import DataFrame
+
+from fedfade.agents import Report, Trainer, train
+from fedfade.agents.checkpoint import check_same_training, load_checkpoint
+from fedfade.agents.run import seed_folder
+from fedfade.config import QmixConfig, changed, differences, load_config
 from fedfade.device import pick_device
 from fedfade.errors import UserError
-from fedfade.experiments.comparison import compare_many
-from fedfade.experiments.metrics import Row, check_complete, read_rows
-from fedfade.experiments.run_folder import FREE_FIELDS, RunFolder
+from fedfade.experiments import Row, RunFolder, compare_many, read_rows
+from fedfade.experiments.metrics import check_complete
+from fedfade.experiments.points import TrainPoint
+from fedfade.experiments.run_folder import FREE_FIELDS
+from fedfade.studies.federated import StudyRun, labelled
 from fedfade.studies.paper.setting import (
     BASELINES,
     QMIX,
@@ -27,23 +31,12 @@ from fedfade.studies.paper.setting import (
     Clock,
     Hide,
     Setting,
-    changed,
+    cell_name,
     unseen,
 )
 
-if TYPE_CHECKING:
-    from fedfade.agents import Report, Trainer
-
 _CHECKPOINT_S = 120.0
 """Between checkpoints of comparisons: of hundreds of models side by side one is a gigabyte."""
-
-
-# --- trainings ---------------------------------------------------------------------------------
-
-
-def training_config(setting: Setting, seed: int, hide: Sequence[Hide] = ()) -> Config:
-    """What the agents of one seed are trained on."""
-    return changed(setting.base, {"run.seed": seed, "run.seeds": 1, "allocation.hide": list(hide)})
 
 
 def training_folder(setting: Setting, hide: Sequence[Hide] = ()) -> Path:
@@ -53,16 +46,19 @@ def training_folder(setting: Setting, hide: Sequence[Hide] = ()) -> Path:
     return setting.out / "ablation" / f"training-no-{'-'.join(hide)}"
 
 
+def agent_digests(setting: Setting, hide: Sequence[Hide] = ()) -> dict[Path, str]:
+    """The folder and the digest of the agents of every training seed."""
+    folders = [seed_folder(training_folder(setting, hide), seed) for seed in setting.training_seeds]
+    return {folder: load_checkpoint(folder).files["agents"]["sha256"] for folder in folders}
+
+
 def trained(setting: Setting, hide: Sequence[Hide] = ()) -> Path:
     """Train the agents of all seeds in one program, unless they are there; returns their folder."""
-    from fedfade.agents import train
-    from fedfade.agents.checkpoint import check_same_training, load_checkpoint
-    from fedfade.agents.run import seed_folder
-    from fedfade.experiments.points import TrainPoint
-
     folder, kind, waiting = training_folder(setting, hide), TrainPoint(), []
-    for seed in setting.training_seeds:
-        config, place = training_config(setting, seed, hide), seed_folder(folder, seed)
+    fields = {"run.seeds": 1, "allocation.hide": list(hide)}
+    configs = {s: changed(setting.base, {**fields, "run.seed": s}) for s in setting.training_seeds}
+    for seed, config in configs.items():
+        place = seed_folder(folder, seed)
         if not kind.finished(config, place):
             waiting.append(seed)
             continue
@@ -82,126 +78,109 @@ def trained(setting: Setting, hide: Sequence[Hide] = ()) -> Path:
     clock, total = Clock(setting.say), setting.base.qmix.episodes
 
     def tell(trainer: Trainer, reports: list[Report]) -> None:
-        reward, uploads = (
-            sum(getattr(report, name) for report in reports) / len(reports)
-            for name in ("reward", "uploads")
-        )
+        mean = DataFrame(reports).mean()
         clock(
             f"{what}, {len(waiting)} seeds: episode {reports[0].episodes} of {total}, "
-            f"mean reward {reward:.3f}, {uploads:.2f} uploads"
+            f"mean reward {mean['reward']:.3f}, {mean['uploads']:.2f} uploads"
         )
 
-    config = training_config(setting, waiting[0], hide)
     # A single seed would be trained into the folder itself.
     place = folder if len(waiting) > 1 else seed_folder(folder, waiting[0])
-    train(config, place, tell, seeds=waiting)
+    train(configs[waiting[0]], place, tell, seeds=waiting)
     return folder
 
 
-# --- comparisons -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Job:
-    """One comparison: a configuration of one seed, and its folder."""
-
-    config: Config
-    folder: Path
-
-
-def baseline_jobs(
+def all_runs(
     setting: Setting,
     part: str,
-    cell: str,
+    labels: Mapping[str, float],
     fields: Mapping[str, Any],
-    policies: Sequence[str] = BASELINES,
-) -> list[Job]:
-    """Policies without agents in one cell, a job for each evaluation seed."""
-    asked = {"allocation.policies": list(policies)}
-    return [
-        _job(setting, part, cell, "baselines", seed, {**fields, **asked})
-        for seed in setting.training_seeds
-    ]
+    baselines: Sequence[str] = BASELINES,
+) -> list[StudyRun]:
+    """Baselines, trained agents and, where they fit, those that come with the package."""
+
+    def of_all_seeds(group: str, policies: Sequence[str]) -> list[StudyRun]:
+        asked = {**fields, "allocation.policies": list(policies)}
+        return [_run(setting, part, labels, group, seed, asked) for seed in setting.training_seeds]
+
+    plus = of_all_seeds(f"{QMIX_PLUS}-{setting.plus}", [QMIX_PLUS]) if setting.plus else []
+    own = agent_runs(setting, part, labels, fields)
+    return [*of_all_seeds("baselines", baselines), *own, *plus]
 
 
-def agent_jobs(
-    setting: Setting, part: str, cell: str, fields: Mapping[str, Any], hide: Sequence[Hide] = ()
-) -> list[Job]:
+def agent_runs(
+    setting: Setting,
+    part: str,
+    labels: Mapping[str, float],
+    fields: Mapping[str, Any],
+    hide: Sequence[Hide] = (),
+) -> list[StudyRun]:
     """Trained agents in one cell: evaluation seed i with the agents of training seed i."""
-    from fedfade.agents.checkpoint import load_checkpoint
-    from fedfade.agents.run import seed_folder
-
     group = f"qmix-no-{'-'.join(hide)}" if hide else QMIX
-    jobs = []
-    for seed in setting.training_seeds:
-        place = seed_folder(training_folder(setting, hide), seed)
+    runs = []
+    agents = agent_digests(setting, hide)
+    for seed, (folder, digest) in zip(setting.training_seeds, agents.items(), strict=True):
         asked = {
             "allocation.policies": [QMIX],
-            "allocation.checkpoint": str(place),
+            "allocation.checkpoint": str(folder),
             "allocation.hide": list(hide),
         }
         # Agents trained further are others: their runs are new ones.
-        mark = load_checkpoint(place).files["agents"]["sha256"][:8]
-        jobs.append(_job(setting, part, cell, f"{group}-{mark}", seed, {**fields, **asked}))
-    return jobs
+        name = f"{group}-{digest[:8]}"
+        runs.append(_run(setting, part, labels, name, seed, {**fields, **asked}))
+    return runs
 
 
-def plus_jobs(setting: Setting, part: str, cell: str, fields: Mapping[str, Any]) -> list[Job]:
-    """The agents that come with the package, where they fit."""
-    if not setting.plus:
-        return []
-    asked = {"allocation.policies": [QMIX_PLUS]}
-    return [
-        _job(setting, part, cell, f"{QMIX_PLUS}-{setting.plus}", seed, {**fields, **asked})
-        for seed in setting.training_seeds
-    ]
-
-
-def _job(
-    setting: Setting, part: str, cell: str, group: str, seed: int, fields: Mapping[str, Any]
-) -> Job:
+def _run(
+    setting: Setting,
+    part: str,
+    labels: Mapping[str, float],
+    group: str,
+    seed: int,
+    fields: Mapping[str, Any],
+) -> StudyRun:
     fixed = {
         "run.seed": unseen(seed),
         "run.seeds": 1,
         "run.checkpoint_s": max(_CHECKPOINT_S, setting.base.run.checkpoint_s),
         "qmix": QmixConfig().model_dump(),  # how agents were trained is their checkpoint's business
     }
-    folder = setting.out / part / "runs" / cell / f"{group}-seed-{unseen(seed)}"
-    return Job(changed(setting.base, {**fields, **fixed}), folder)
+    folder = setting.out / part / "runs" / cell_name(labels) / f"{group}-seed-{unseen(seed)}"
+    return StudyRun(labels, changed(setting.base, {**fields, **fixed}), folder)
 
 
-def compared(setting: Setting, jobs: Sequence[Job], what: str) -> list[list[Row]]:
-    """The rows of every job, in order; what is finished is read, the rest is run side by side."""
-    waiting = [job for job in jobs if not _finished(job)]
+def compared(setting: Setting, runs: Sequence[StudyRun], what: str) -> DataFrame:
+    """The rows of all runs; what is finished is read, the rest is run side by side."""
+    waiting = [run for run in runs if not _finished(run)]
     clock = Clock(setting.say)
-    total = sum(job.config.run.rounds for job in waiting)
+    total = sum(run.config.run.rounds for run in waiting)
     if waiting:
         compare_many(
-            [job.config for job in waiting],
-            [job.folder for job in waiting],
+            [run.config for run in waiting],
+            [run.folder for run in waiting],
             pick_device(setting.base.run.device),
             lambda done, doing: clock(f"{what}: {done} of {total} rounds, {doing}"),
             lambda line: setting.say(f"{what}: {line}"),
         )
-    return [_rows(job) for job in jobs]
+    return labelled(runs, map(_rows, runs))
 
 
-def _finished(job: Job) -> bool:
+def _finished(run: StudyRun) -> bool:
     """Whether a folder holds this very comparison, wherever the agents were when it was made."""
-    if not RunFolder(job.folder, job.config, pick_device("cpu")).finished:
+    if not RunFolder(run.folder, run.config, pick_device("cpu")).finished:
         return False
     free = (*FREE_FIELDS, "allocation.checkpoint")
-    differing = differences(load_config(job.folder / "config.yaml"), job.config, ignore=free)
+    differing = differences(load_config(run.folder / "config.yaml"), run.config, ignore=free)
     if differing:
         raise UserError(
-            f"--out: {str(job.folder)!r} holds a run of another configuration, differing in "
+            f"--out: {str(run.folder)!r} holds a run of another configuration, differing in "
             f"{', '.join(differing)}: choose another --out or the same options."
         )
     return True
 
 
-def _rows(job: Job) -> list[Row]:
-    path = job.folder / "metrics.csv"
+def _rows(run: StudyRun) -> list[Row]:
+    path = run.folder / "metrics.csv"
     rows = read_rows(path)
-    check_complete(rows, path, job.config.allocation.policies, job.config, job.config.run.rounds)
+    check_complete(rows, path, run.config.allocation.policies, run.config, run.config.run.rounds)
     return rows

@@ -5,17 +5,14 @@ with seeds `run.seed`, `run.seed` + 1, ...; evaluation seed i is FIRST_UNSEEN + 
 uses the agents of training seed i.
 """
 
-from __future__ import annotations
-
-import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from fedfade.allocation import PERFECT
-from fedfade.config import Config, config_from_tree, load_config
+from fedfade.config import Config, load_config
 from fedfade.errors import UserError, not_allowed
 from fedfade.experiments.run_folder import digest
 from fedfade.uplink.rounds import cycle_seed
@@ -48,7 +45,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Scale:
+class PaperScale:
     """How much of it: overrides of the preset, and the grid."""
 
     overrides: tuple[str, ...]
@@ -56,9 +53,9 @@ class Scale:
 
 
 SCALES = {
-    "paper": Scale((), Grid()),
+    "paper": PaperScale((), Grid()),
     # The same code on digits, a fifth of the slots for a fifth of the bits, minutes on two cores.
-    "small": Scale(
+    "small": PaperScale(
         (
             "learning.data=digits",
             "learning.batch_size=20",
@@ -82,26 +79,25 @@ SCALES = {
 }
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One of the nine test cells.
-
-    >>> Cell(0.5, 21).name
-    'alpha-0.5_clusters-21'
-    """
+class PaperCell(NamedTuple):
+    """One of the nine test cells."""
 
     alpha: float
     clusters: int
 
     @property
-    def name(self) -> str:
-        """As a folder."""
-        return f"alpha-{self.alpha:g}_clusters-{self.clusters}"
-
-    @property
     def fields(self) -> dict[str, Any]:
         """As overrides."""
         return {"learning.alpha": self.alpha, "radio.clusters": self.clusters}
+
+
+def cell_name(labels: Mapping[str, float]) -> str:
+    """A cell of a table as a folder.
+
+    >>> cell_name(PaperCell(0.5, 21)._asdict())
+    'alpha-0.5_clusters-21'
+    """
+    return "_".join(f"{name}-{value:g}" for name, value in labels.items())
 
 
 @dataclass(frozen=True)
@@ -111,30 +107,30 @@ class Setting:
     out: Path
     base: Config
     grid: Grid
-    scale: str = "paper"
-    plus: str = ""  # mark of the agents qmix-plus that come with the package, if they fit
-    say: Callable[[str], None] = field(default=lambda text: None)
+    scale: str
+    plus: str  # mark of the agents qmix-plus that come with the package; empty if none fit
+    say: Callable[[str], None]
 
     @property
-    def centre(self) -> Cell:
+    def centre(self) -> PaperCell:
         """The cell agents are trained in."""
-        return Cell(self.base.learning.alpha, self.base.radio.clusters)
+        return PaperCell(self.base.learning.alpha, self.base.radio.clusters)
 
     @property
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[PaperCell]:
         """The test cells, row by row."""
-        product = itertools.product(self.grid.clusters, self.grid.alphas)
-        return [Cell(alpha, clusters) for clusters, alpha in product]
+        grid = self.grid
+        return [PaperCell(alpha, clusters) for clusters in grid.clusters for alpha in grid.alphas]
 
     @property
     def training_seeds(self) -> list[int]:
         """Seeds of the trainings."""
         run = self.base.run
-        return [run.seed + i for i in range(run.seeds)]
+        return list(range(run.seed, run.seed + run.seeds))
 
     @property
     def policies(self) -> list[str]:
-        """Everybody tested, in the order of tables."""
+        """All policies tested, in the order of tables."""
         return [*HEURISTICS, SCHEDULE, QMIX, *([QMIX_PLUS] if self.plus else []), PERFECT]
 
 
@@ -162,22 +158,6 @@ def check_unseen(setting: Setting) -> tuple[int, int]:
     return len(used), len(tested)
 
 
-def changed(config: Config, fields: Mapping[str, Any]) -> Config:
-    """The same configuration with other values in some fields.
-
-    >>> changed(load_config("paper"), {"radio.clusters": 28}).radio.clusters
-    28
-    """
-    tree: dict[str, Any] = config.model_dump()
-    for name, value in fields.items():
-        *parents, last = name.split(".")
-        node = tree
-        for parent in parents:
-            node = node[parent]
-        node[last] = value
-    return config_from_tree(tree)
-
-
 def make_setting(
     out: Path,
     scale: str,
@@ -203,18 +183,18 @@ def checked_setting(
     """A reproduction around a training cell; refused where tests would not be tests."""
     wanted = {name: value for name, value in (grid or {}).items() if value is not None}
     chosen = Grid(**{**vars(SCALES[scale].grid), **wanted})
-    setting = Setting(out, base, chosen, scale, shipped_mark(base), say)
+    setting = Setting(out, base, chosen, scale, _shipped_mark(base), say)
     if setting.centre not in setting.cells:
         raise UserError(
-            f"the training cell {setting.centre.name} is none of the nine test cells: "
-            f"learning.alpha must be one of {chosen.alphas}, radio.clusters one of "
+            f"the training cell {cell_name(setting.centre._asdict())} is none of the nine test "
+            f"cells: learning.alpha must be one of {chosen.alphas}, radio.clusters one of "
             f"{chosen.clusters}."
         )
     check_unseen(setting)
     return setting
 
 
-def shipped_mark(config: Config) -> str:
+def _shipped_mark(config: Config) -> str:
     """Which agents of the preset qmix-plus come with the package; empty if none fit."""
     from fedfade.agents import QmixPolicy, load_shipped_policy, shipped_policies_for
 
