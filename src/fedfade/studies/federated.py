@@ -21,9 +21,8 @@ class StudyRun(NamedTuple):
 
 def labelled(runs: Iterable[StudyRun], rows: Iterable[Iterable[Row]]) -> DataFrame:
     """The rows of every run in one table, with the labels of the run as further columns."""
-    lines = [
-        {**run.labels, **row._asdict()} for run, own in zip(runs, rows, strict=True) for row in own
-    ]
+    each = zip(runs, rows, strict=True)
+    lines = [{**run.labels, **row._asdict()} for run, own in each for row in own]
     return DataFrame(lines).sort_values("round", kind="stable", ignore_index=True)
 
 

@@ -20,12 +20,12 @@ _MAX_BYTES = 64 * 2**20
 
 def write_frame(path: Path, frame: DataFrame) -> None:
     """Write a table whole or not at all: fractions to six digits, NaN as an empty cell."""
-    write_text(path, frame.to_csv(index=False, lineterminator="\n", float_format=_digits))
 
+    def digits(value: float) -> str:
+        whole = value.is_integer() and abs(value) < 2**53  # seeds have more than six digits
+        return f"{value:.0f}" if whole else f"{value:.6g}"
 
-def _digits(value: float) -> str:
-    whole = value.is_integer() and abs(value) < 2**53  # seeds have more than six digits
-    return f"{value:.0f}" if whole else f"{value:.6g}"
+    write_text(path, frame.to_csv(index=False, lineterminator="\n", float_format=digits))
 
 
 def read_frame(path: Path) -> DataFrame:
@@ -38,13 +38,12 @@ def read_frame(path: Path) -> DataFrame:
             raise ValueError("a line is too short or too long")
     except (ValueError, csv.Error):
         raise UserError(f"{str(path)!r} is not a table of fedfade reproduce.") from None
-    frame = DataFrame(cells, columns=names, dtype=object)
-    return frame.apply(lambda column: column if column.name in _TEXT else _numbers(column))
+    return DataFrame(cells, columns=names, dtype=object).apply(_parsed)
 
 
-def _numbers(column: "Series[Any]") -> "Series[Any]":
+def _parsed(column: Series) -> Series:
     try:
-        return column.replace("", "nan").astype(float)
+        return column if column.name in _TEXT else column.replace("", "nan").astype(float)
     except ValueError:
         return column
 
@@ -71,12 +70,12 @@ def in_order(frame: DataFrame, *keys: Sequence[str]) -> DataFrame:
     return frame.iloc[np.lexsort(ranks[::-1])]
 
 
-def means(frame: DataFrame, group: str, field: str) -> "Series[float]":
+def means(frame: DataFrame, group: str, field: str) -> Series:
     """Mean of a field for each value of a column, in order of appearance."""
     return frame.groupby(group, sort=False)[field].agg(lambda values: values.mean())
 
 
-def mean_error(values: "Series[Any]") -> tuple[float, float]:
+def mean_error(values: Series) -> tuple[float, float]:
     """Mean and its standard error, NaN for one value.
 
     >>> mean_error(Series([1.0, 3.0]))

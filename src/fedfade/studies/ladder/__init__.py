@@ -10,25 +10,3 @@ rounds, without learning; agents that look at gradients see invented ones.
     OUT/ladder.png, OUT/ladder.md    the same to look at
     OUT/accuracy/, OUT/accuracy.csv  federated runs in two of the cells, where asked for
 """
-
-from fedfade.studies.ladder.page import write_page
-from fedfade.studies.ladder.played import (
-    accuracy_runs,
-    accuracy_table,
-    ladder_table,
-    play,
-    policy_table,
-)
-from fedfade.studies.ladder.rungs import SCALES, Ladder, make_ladder
-
-__all__ = [
-    "SCALES",
-    "Ladder",
-    "accuracy_runs",
-    "accuracy_table",
-    "ladder_table",
-    "make_ladder",
-    "play",
-    "policy_table",
-    "write_page",
-]

@@ -1,11 +1,10 @@
 """The ladder to look at: one picture of all cells, and tables to paste."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pandas import DataFrame
 
@@ -16,9 +15,6 @@ from fedfade.studies.frames import markdown, matching
 from fedfade.studies.ladder.played import fading_memory
 from fedfade.studies.ladder.rungs import OWN, Ladder
 from fedfade.studies.paper.plots import panels
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _SHADES = ("#1f618d", "#28a745", "#cb4335", "#7d3c98", "#b7950b")  # a speed each, slowest first
 _MARKS = ("*", "D", "P", "X", "^", "v")  # a training each
@@ -46,17 +42,13 @@ def _title(ladder: Ladder, name: str) -> str:
     """A cell in words."""
     if name != OWN:
         return f"ring, {name}"
-    placement = ladder.base.cell.placement
-    walking = placement == "waypoint"
-    return "clients walking in the cell" if walking else f"the preset's cell ({placement})"
-
-
-# --- the picture -------------------------------------------------------------------------------
+    place = ladder.base.cell.placement
+    return "clients walking in the cell" if place == "waypoint" else f"the preset's cell ({place})"
 
 
 def _figure(
     ladder: Ladder, names: Sequence[str], table: DataFrame, points: DataFrame, field: str
-) -> Figure:
+) -> Any:
     """A panel a cell: rungs along, a line a speed, a mark a training."""
     columns = min(_COLUMNS, len(names) + 1)
     rows = -(-(len(names) + 1) // columns)
@@ -76,33 +68,26 @@ def _figure(
         axes.tick_params(labelbottom=below >= len(order) or order[below] is None)
         if place % columns == 0:
             axes.set_ylabel("uploads per round" if field == "uploads" else "final accuracy in %")
-    played = ladder.cells[0].config.run.seeds  # without learning
-    seeds = table["seeds"].iloc[0] if field == "accuracy" else played
     entries = list(zip(*grid.flat[0].get_legend_handles_labels(), strict=True))
     entries.sort(key=lambda entry: not entry[1].endswith(" m/s"))  # speeds first, then marks
-    grid.flat[order.index(None)].legend(
-        *zip(*entries, strict=True),
-        title=f"best policy without learning, by speed\nbars: standard error, seeds: {seeds:.0f}",
-        loc="center left",
-        alignment="left",
-        frameon=False,
-        fontsize=9,
-        title_fontsize=9,
-    )
+    played = ladder.cells[0].config.run.seeds  # without learning
+    seeds = table["seeds"].iloc[0] if field == "accuracy" else played
+    title = f"best policy without learning, by speed\nbars: standard error, seeds: {seeds:.0f}"
+    style = {"alignment": "left", "frameon": False, "fontsize": 9, "title_fontsize": 9}
+    legend = grid.flat[order.index(None)].legend
+    legend(*zip(*entries, strict=True), title=title, loc="center left", **style)
     figure.suptitle("What a bit of channel knowledge buys", x=0.01, ha="left", fontsize=13)
-    return figure  # type: ignore[no-any-return]
+    return figure
 
 
 def _panel_order(names: Sequence[str], rows: int, columns: int) -> list[str | None]:
     """Cells of the ring as a map, a row an SNR; at the right the legend and the preset's own."""
-    on_the_ring, width = [name for name in names if name != OWN], columns - 1
-    if rows > 1 and OWN in names and len(on_the_ring) == rows * width:
-        order: list[str | None] = []
-        for row in range(rows):
-            order += on_the_ring[row * width : (row + 1) * width]
-            order.append(OWN if row == rows - 1 else None)
-        return order
-    return [*names, *[None] * (rows * columns - len(names))]
+    order: list[str | None] = [*names, *[None] * (rows * columns - len(names))]
+    if rows > 1 and order.index(OWN) == rows * (columns - 1):  # one left over in every row
+        del order[rows * (columns - 1) :]
+        for row in range(1, rows + 1):
+            order.insert(row * columns - 1, OWN if row == rows else None)
+    return order
 
 
 def _shade(ladder: Ladder, speed: float) -> str:
@@ -114,11 +99,9 @@ def _draw_best(ladder: Ladder, axes: Any, table: DataFrame, field: str) -> None:
     rungs = [rung.name for rung in ladder.rungs]
     scale = 100.0 if field == "accuracy" else 1.0
     for speed in ladder.speeds_mps:
-        shade = _shade(ladder, speed)
-        own = matching(table, speed=speed)
+        shade, own = _shade(ladder, speed), matching(table, speed=speed)
         own = own.assign(place=own["rung"].map(rungs.index)).sort_values("place", kind="stable")
-        x, y = own["place"].to_numpy(), scale * own[field].to_numpy()
-        error = scale * own["error"].to_numpy()
+        x, (y, error) = own["place"].to_numpy(), scale * own[[field, "error"]].to_numpy().T
         style = {"color": shade, "marker": "o", "ms": 4, "lw": 1.6, "elinewidth": 1.0}
         axes.errorbar(x[:-1], y[:-1], error[:-1], label=f"{speed:g} m/s", **style)
         axes.plot(x[-2:], y[-2:], color=shade, lw=1.0, ls=":")
@@ -127,24 +110,20 @@ def _draw_best(ladder: Ladder, axes: Any, table: DataFrame, field: str) -> None:
 
 def _draw_points(ladder: Ladder, axes: Any, points: DataFrame, field: str) -> None:
     """Marks of trainings, and of policies of earlier work."""
-    rungs = [rung.name for rung in ladder.rungs]
+    rungs, speeds = [rung.name for rung in ladder.rungs], ladder.speeds_mps
     scale = 100.0 if field == "accuracy" else 1.0
-    trainings = [agents.name for agents in ladder.agents]
-    middle = (len(ladder.speeds_mps) - 1) / 2
+    trainings = dict(zip((agents.name for agents in ladder.agents), cycle(_MARKS), strict=False))
     for name, own in points.groupby("policy", sort=False):
         known = name in _KNOWN
-        mark = _KNOWN[name] if known else _MARKS[trainings.index(name) % len(_MARKS)]
+        mark = _KNOWN[name] if known else trainings[name]
         style = {"marker": mark, "ms": 10 if mark == "*" else 6, "ls": ""}
         label = name if known else f"{name} (learned)"
         axes.plot([], [], color="black", label=label, **style)
         edge = {} if known else {"mec": "black", "mew": 0.5}
-        for line in own.to_dict("records"):
-            at = ladder.speeds_mps.index(line["speed"]) - middle
-            x, shade = rungs.index(line["rung"]) + 0.12 * at, _shade(ladder, line["speed"])
-            axes.plot(x, scale * line[field], color=shade, zorder=3, **style, **edge)
-
-
-# --- the tables --------------------------------------------------------------------------------
+        for speed, rung, value in own[["speed", "rung", field]].itertuples(index=False):
+            x = rungs.index(rung) + 0.12 * (speeds.index(speed) - (len(speeds) - 1) / 2)
+            shade = _shade(ladder, speed)
+            axes.plot(x, scale * value, color=shade, zorder=3, **style, **edge)
 
 
 def _page(ladder: Ladder, table: DataFrame, policies: DataFrame, accuracies: DataFrame) -> str:
@@ -227,10 +206,9 @@ def _ageing(ladder: Ladder, policies: DataFrame) -> str:
 def _long(lines: DataFrame, field: str) -> str:
     """A row a cell and policy."""
     scale, form = (100, ".1f") if field == "accuracy" else (1, ".2f")
+    shown = lines[["cell", "speed", "rung", "policy", field, "error"]].itertuples(index=False)
     rows = [
         [name, f"{speed:g}", rung, policy, _with_error(form, scale * value, scale * error)]
-        for name, speed, rung, policy, value, error in lines[
-            ["cell", "speed", "rung", "policy", field, "error"]
-        ].itertuples(index=False)
+        for name, speed, rung, policy, value, error in shown
     ]
     return markdown(["cell", "m/s", "rung", "policy", field], rows)

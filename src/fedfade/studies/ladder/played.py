@@ -1,17 +1,17 @@
 """Rounds under every policy of the ladder, without learning and with; tables of what came out."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from fedfade.agents import load_policy_checkpoint
-from fedfade.allocation import GENIE, PERFECT, genie_bound, load_policy, play_round
+from fedfade.allocation import GENIE, PERFECT, Policy, genie_bound, load_policy, play_round
 from fedfade.config import changed
 from fedfade.device import one_thread, pick_device
 from fedfade.errors import UserError
@@ -28,38 +28,22 @@ from fedfade.uplink.gradients import SyntheticGradients
 _CELL = ["cell", "speed"]
 
 
-# --- without learning --------------------------------------------------------------------------
-
-
 def play(ladder: Ladder, out: Path, tell: Callable[[int, str], None]) -> DataFrame:
     """Uploads of every cell, policy and seed; what is on disk is read."""
     tables = []
     device = pick_device(ladder.base.run.device)
     for number, cell in enumerate(ladder.cells):
         tell(number, f"{cell.name}, {cell.speed_mps:g} m/s")
-        compute = partial(_played, cell, ladder.policies, device)
-        tables.append(_of_cell(out, cell, "", ladder.policies, compute))
-        for some in ladder.agents:
-            compute = partial(_learned, cell, some, device)
-            tables.append(_of_cell(out, cell, some.name, some.digests, compute))
+        for agents in (None, *ladder.agents):
+            name, content = (agents.name, agents.digests) if agents else ("", ladder.policies)
+            path = out / "runs" / f"{file_name(cell, name, content)}.csv"
+            with one_thread():
+                table = kept(path, partial(_played, ladder, cell, agents, device))
+            if not {"seed", "uploads"} <= {*table.select_dtypes(float)}:
+                raise UserError(f"{str(path)!r} is damaged: remove it to play these rounds again.")
+            tables.append(table.assign(**cell.labels))
     tell(len(ladder.cells), "done")
     return pd.concat(tables, ignore_index=True)
-
-
-def _of_cell(
-    out: Path,
-    cell: LadderCell,
-    name: str,
-    content: Sequence[str],
-    compute: Callable[[], DataFrame],
-) -> DataFrame:
-    """The table of a file, computed if it is not there."""
-    path = out / "runs" / f"{file_name(cell, name, content)}.csv"
-    with one_thread():
-        table = kept(path, compute)
-    if not {"seed", "uploads"} <= {*table.select_dtypes(float)}:
-        raise UserError(f"{str(path)!r} is damaged: remove it to play these rounds again.")
-    return table.assign(**cell.labels)
 
 
 def file_name(cell: LadderCell, name: str, content: Sequence[str]) -> str:
@@ -82,37 +66,31 @@ def _rounds(cell: LadderCell, device: torch.device) -> tuple[Uplink, Round]:
     return uplink, uplink.rounds(cell.rounds)._replace(inner=inner.flatten(0, 1))
 
 
-def _played(cell: LadderCell, policies: Sequence[str], device: torch.device) -> DataFrame:
+def _played(
+    ladder: Ladder, cell: LadderCell, agents: Agents | None, device: torch.device
+) -> DataFrame:
+    """The policies without learning on all rounds, or agents of every trained seed."""
     uplink, rounds = _rounds(cell, device)
-    tables = []
-    for name in policies:
-        if name == GENIE:
-            count = genie_bound(uplink.scenario, rounds)
-        else:
-            keys = uplink.keys(name, *cell.rounds)
-            count = play_round(load_policy(name), uplink.scenario, rounds, keys).delivered.sum(-1)
-        tables.append(_by_seed(name, "", uplink, count))
-    return pd.concat(tables)
-
-
-def _learned(cell: LadderCell, agents: Agents, device: torch.device) -> DataFrame:
-    """Agents of every trained seed on all rounds."""
-    config = as_trained(cell.config, agents)
-    uplink, rounds = _rounds(cell, device)
+    config = as_trained(cell.config, agents) if agents else cell.config
     scenario = scenario_from_config(config, uplink.scenario.payload_bits, device)
-    tables = []
-    for number, folder in enumerate(agents.folders):
-        policy = load_policy_checkpoint(folder, config)
-        keys = uplink.keys(policy.name, *cell.rounds)
-        count = play_round(policy, scenario, rounds, keys).delivered.sum(-1)
-        tables.append(_by_seed(agents.name, f"training {number}", uplink, count))
-    return pd.concat(tables)
 
+    def by_seed(name: str, training: str, policy: Policy | None) -> DataFrame:
+        if policy is None:
+            count = genie_bound(scenario, rounds)
+        else:
+            keys = uplink.keys(policy.name, *cell.rounds)
+            count = play_round(policy, scenario, rounds, keys).delivered.sum(-1)
+        uploads = count.float().reshape(len(uplink.seeds), -1).mean(-1).tolist()
+        seeds = {"seed": uplink.seeds, "uploads": uploads}
+        return DataFrame({"policy": name, "training": training, **seeds})
 
-def _by_seed(policy: str, training: str, uplink: Uplink, count: torch.Tensor) -> DataFrame:
-    uploads = count.float().reshape(len(uplink.seeds), -1).mean(-1).tolist()
-    seeds = {"seed": uplink.seeds, "uploads": uploads}
-    return DataFrame({"policy": policy, "training": training, **seeds})
+    if agents:
+        policies = (load_policy_checkpoint(folder, config) for folder in agents.folders)
+        return pd.concat(
+            by_seed(agents.name, f"training {number}", one) for number, one in enumerate(policies)
+        )
+    names = ladder.policies
+    return pd.concat(by_seed(n, "", None if n == GENIE else load_policy(n)) for n in names)
 
 
 def fading_memory(ladder: Ladder) -> dict[tuple[float, int], float]:
@@ -123,7 +101,7 @@ def fading_memory(ladder: Ladder) -> dict[tuple[float, int], float]:
         if cell.name == OWN:
             gain = _rounds(cell, device)[1].fading  # [(seed, round), slot, client, band]
             drops = gain.transpose(1, 2).flatten(0, 1).numpy(force=True)
-            memory = gain_statistics(drops, ladder.ages).autocorrelation
+            memory = gain_statistics(drops, tuple(ladder.ages)).autocorrelation
             found |= {(cell.speed_mps, age): memory[age] for age in memory}
     return found
 
@@ -135,9 +113,8 @@ def policy_table(ladder: Ladder, lines: DataFrame) -> DataFrame:
     by_seed = lines.groupby([*_CELL, "policy", "seed"], sort=False)["uploads"].mean()  # trainings
     seeds = by_seed.groupby([*_CELL, "policy"], sort=False)
     table = DataFrame({"uploads": seeds.mean(), "error": seeds.sem()}).reset_index()
-    policy = table["policy"]
-    table.insert(2, "rung", policy.map(rung | learned))
-    table.insert(4, "learned", policy.isin([*learned]).map({True: "yes", False: "no"}))
+    table.insert(2, "rung", table["policy"].map(rung | learned))
+    table.insert(4, "learned", _learned(table, learned))
     return table
 
 
@@ -159,9 +136,6 @@ def ladder_table(ladder: Ladder, lines: DataFrame) -> DataFrame:
             line = {**cell.labels, "rung": rung.name, "policy": best[0], "uploads": uploads}
             table.append({**line, "error": error, "gain": gain, "gain_error": gain_error})
     return DataFrame(table)
-
-
-# --- federated runs ----------------------------------------------------------------------------
 
 
 def accuracy_runs(ladder: Ladder, out: Path, table: DataFrame) -> list[StudyRun]:
@@ -207,12 +181,8 @@ def accuracy_table(
     seeds = rows.groupby([*_CELL, "policy", "seed"], sort=False)
     ends = seeds.agg(accuracy=("accuracy", "last"), uploads=("delivered", "mean")).reset_index()
     everywhere = DataFrame([(PERFECT, "bound"), *learned.items()], columns=["policy", "rung"])
-    rungs = pd.concat(
-        [
-            table[[*_CELL, "policy", "rung"]],
-            everywhere.merge(ends[_CELL].drop_duplicates(), "cross"),
-        ]
-    )
+    everywhere = everywhere.merge(ends[_CELL].drop_duplicates(), "cross")
+    rungs = pd.concat([table[[*_CELL, "policy", "rung"]], everywhere])
     on_rungs = ends.merge(rungs, "left").groupby([*_CELL, "rung", "policy"], sort=False)
     final = on_rungs.agg(
         accuracy=("accuracy", "mean"),
@@ -220,6 +190,9 @@ def accuracy_table(
         uploads=("uploads", "mean"),
         seeds=("seed", "count"),
     ).reset_index()
-    shown = final["policy"].isin([*learned]).map({True: "yes", False: "no"})
-    final.insert(4, "learned", shown)
+    final.insert(4, "learned", _learned(final, learned))
     return final
+
+
+def _learned(table: DataFrame, agents: Iterable[str]) -> Series:
+    return table["policy"].isin([*agents]).map({True: "yes", False: "no"})

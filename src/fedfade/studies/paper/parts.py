@@ -10,11 +10,11 @@ DIR/results.md       all of it on one page: claims, tables, pictures
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 from pandas import DataFrame
 
 from fedfade.config import Config
@@ -22,7 +22,7 @@ from fedfade.errors import UserError, not_allowed
 from fedfade.learning.figures import save
 from fedfade.storage import folder_lock, read_json, write_json, write_text
 from fedfade.studies.frames import matching, means, read_frame, write_frame
-from fedfade.studies.paper import accuracy, claims, classes, regimes, second_term, trainings
+from fedfade.studies.paper import claims, questions, regimes
 from fedfade.studies.paper.plots import Drawn
 from fedfade.studies.paper.setting import Setting, check_unseen
 
@@ -32,53 +32,24 @@ class Part(NamedTuple):
 
     title: str
     compute: Callable[[Setting], Mapping[str, DataFrame]]  # tables by PART/NAME
-    reads: Sequence[str]  # those that `draw` is given
-    draw: Callable[..., Drawn]
+    draw: Callable[[Setting], Drawn]
 
 
 PARTS = {
     "partition": Part(
-        "Who owns which classes", classes.compute, ["partition/classes"], classes.draw
+        "Who owns which classes", questions.compute_partition, questions.draw_partition
     ),
-    "reward": Part(
-        "Reward while training",
-        trainings.compute_reward,
-        ["reward/curve"],
-        trainings.draw_reward,
-    ),
+    "reward": Part("Reward while training", questions.compute_reward, questions.draw_reward),
     "accuracy": Part(
-        "Test accuracy in nine cells",
-        accuracy.compute,
-        ["accuracy/final", "accuracy/curves"],
-        partial(accuracy.draw, part="accuracy"),
+        "Test accuracy in nine cells", questions.compute_accuracy, questions.draw_accuracy
     ),
     "epochs": Part(
-        "The centre cell with local epochs",
-        accuracy.compute_epochs,
-        ["epochs/final", "epochs/curves"],
-        partial(accuracy.draw, part="epochs"),
+        "The centre cell with local epochs", questions.compute_epochs, questions.draw_epochs
     ),
-    "ablation": Part(
-        "Hidden observations",
-        trainings.compute_ablation,
-        ["ablation/curve", "ablation/final", "ablation/curves"],
-        trainings.draw_ablation,
-    ),
-    "bound": Part(
-        "The bound's second term",
-        second_term.compute,
-        [
-            "accuracy/final",
-            "accuracy/bias",
-            *(f"bound/terms-{name}" for name in second_term.MEASURED),
-        ],
-        second_term.draw,
-    ),
-    "regimes": Part(
-        "Who wins where", regimes.compute, ["regimes/uploads", "regimes/accuracy"], regimes.draw
-    ),
+    "ablation": Part("Hidden observations", questions.compute_ablation, questions.draw_ablation),
+    "bound": Part("The bound's second term", questions.compute_bound, questions.draw_bound),
+    "regimes": Part("Who wins where", regimes.compute, regimes.draw),
 }
-ALL = "all"
 
 
 def all_parts(wanted: str) -> list[str]:
@@ -87,10 +58,10 @@ def all_parts(wanted: str) -> list[str]:
     >>> all_parts("bound")
     ['bound']
     """
-    if wanted == ALL:
+    if wanted == "all":
         return list(PARTS)
     if wanted not in PARTS:
-        raise not_allowed("part", wanted, f"one of {', '.join(PARTS)} or {ALL}")
+        raise not_allowed("part", wanted, f"one of {', '.join(PARTS)} or all")
     return [wanted]
 
 
@@ -126,7 +97,7 @@ def _make(setting: Setting, name: str, redraw: bool) -> None:
 
     if not redraw:
         write(part.compute(setting))
-    drawn = part.draw(setting, *(read_frame(setting.out / f"{path}.csv") for path in part.reads))
+    drawn = part.draw(setting)
     write(drawn.tables)
     for file, figure in drawn.figures.items():
         try:
@@ -134,25 +105,37 @@ def _make(setting: Setting, name: str, redraw: bool) -> None:
         except ImportError:  # no Matplotlib
             continue
         save(made, folder / f"{file}.png")
-    facts = {"setting": _made_by(setting), **drawn.facts}
-    write_json(folder / f"{name}.json", _each(facts, lambda v: None if v != v else v))  # noqa: PLR0124
+    base, (trained, tested) = setting.base, check_unseen(setting)
+    made_by = {
+        "scale": setting.scale,
+        "data": base.learning.data,
+        "placement": base.cell.placement,
+        **setting.centre._asdict(),
+        "rounds": base.run.rounds,
+        "episodes": base.qmix.episodes,
+        "training_seeds": setting.training_seeds,
+        "seeds_trained_on": trained,
+        "seeds_evaluated_on": tested,
+    }
+    facts = {"setting": made_by, **drawn.facts}
+    write_json(folder / f"{name}.json", _with(None, facts))
     write_text(folder / f"{name}.md", drawn.text + "\n")
 
 
-def _each(value: Any, of: Callable[[Any], Any]) -> Any:
-    """Nested facts with a function applied to every value: JSON has no NaN."""
-    if isinstance(value, dict):
-        return {name: _each(item, of) for name, item in value.items()}
-    return [_each(item, of) for item in value] if isinstance(value, list | tuple) else of(value)
+def _with(blank: float | None, facts: Any) -> Any:
+    """Nested facts with this for what is not known: NaN, or None in JSON, which has no NaN."""
+    if isinstance(facts, dict):
+        return {name: _with(blank, item) for name, item in facts.items()}
+    if isinstance(facts, list | tuple):
+        return [_with(blank, item) for item in facts]
+    return blank if pd.isna(facts) else facts
 
 
 def _claims_page(setting: Setting) -> str:
     """The claims judged by the JSON of every part that has been run in this folder."""
     paths = {name: setting.out / name / f"{name}.json" for name in PARTS}
     found = {
-        name: _each(read_json(path), lambda v: math.nan if v is None else v)
-        for name, path in paths.items()
-        if path.is_file()
+        name: _with(math.nan, read_json(path)) for name, path in paths.items() if path.is_file()
     }
     try:
         return claims.page(claims.judge(found), _head(found))
@@ -181,23 +164,8 @@ def centre_lines(config: Config, folder: Path) -> list[dict[str, Any]]:
     final = matching(read_frame(folder / "accuracy" / "final.csv"), **cell)
     fields = ("accuracy", "uploads", "empty_rounds", "wasted", "fairness")
     table = DataFrame({field: means(final, "policy", field) for field in fields})
-    return table.reset_index().to_dict("records")
-
-
-def _made_by(setting: Setting) -> dict[str, object]:
-    base = setting.base
-    trained, tested = check_unseen(setting)
-    return {
-        "scale": setting.scale,
-        "data": base.learning.data,
-        "placement": base.cell.placement,
-        **setting.centre._asdict(),
-        "rounds": base.run.rounds,
-        "episodes": base.qmix.episodes,
-        "training_seeds": setting.training_seeds,
-        "seeds_trained_on": trained,
-        "seeds_evaluated_on": tested,
-    }
+    lines: list[dict[str, Any]] = table.reset_index().to_dict("records")
+    return lines
 
 
 def _head(found: Mapping[str, Any]) -> str:

@@ -1,10 +1,8 @@
 """The figures of a reproduction, all drawn from its tables."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from pandas import DataFrame
@@ -15,8 +13,8 @@ from fedfade.errors import UserError
 from fedfade.experiments.figures import blank, colour, of_seeds, share_map, tidy
 from fedfade.studies.frames import matching
 
-if TYPE_CHECKING:  # where Matplotlib is not installed, tables must do
-    from matplotlib.figure import Figure
+Figure = Any
+"""Matplotlib's, which need not be installed: without it tables must do."""
 
 
 class Drawn(NamedTuple):
@@ -36,10 +34,10 @@ _VARIANTS = {
 """Colour and name by what is hidden."""
 
 
-def panels(width: float, height: float, rows: int, columns: int, **shared: bool) -> Any:
+def panels(width: float, height: float, rows: int, columns: int, **shared: Any) -> Any:
     """A figure in inches and its panels: [row, column]."""
     figure = blank(width, height)
-    grid = figure.subplots(rows, columns, squeeze=False, **shared)
+    grid: Any = figure.subplots(rows, columns, squeeze=False, **shared)
     for axes in grid.flat:
         tidy(axes)
     return figure, grid
@@ -53,8 +51,8 @@ def _label(axes: Any, title: str, x: str, y: str) -> None:
 def _legend_below(figure: Figure, axes: Any, columns: int) -> None:
     """One legend for all panels."""
     handles, names = axes.get_legend_handles_labels()
-    place = {"loc": "outside lower center", "ncols": columns}
-    figure.legend(handles, names, frameon=False, fontsize=9, **place)
+    style = {"ncols": columns, "frameon": False, "fontsize": 9}
+    figure.legend(handles, names, loc="outside lower center", **style)
 
 
 def _curve(axes: Any, lines: DataFrame, shade: str, label: str, factor: float = 1.0) -> None:
@@ -185,9 +183,6 @@ def bound_terms(terms: Mapping[str, DataFrame]) -> Figure:
     row[0].set_ylabel("terms of the bound")
     _legend_below(figure, row[0], 5)
     return figure
-
-
-# --- the map -----------------------------------------------------------------------------------
 
 
 def regimes(maps: Mapping[tuple[str, str], DataFrame]) -> Figure:

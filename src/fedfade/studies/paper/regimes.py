@@ -9,15 +9,15 @@ None was trained on the seeds played, but settings of the deadline policies were
 1000 to 1004, those that `run.seed` 0 plays.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pandas as pd
 import torch
-from pandas import DataFrame
+from pandas import DataFrame, Series
 from torch import Tensor
 
 from fedfade.agents import load_policy_checkpoint, load_shipped_policy
@@ -30,7 +30,7 @@ from fedfade.learning import Federation, load_data
 from fedfade.studies.federated import final_table
 from fedfade.studies.frames import kept, markdown, means, paired
 from fedfade.studies.paper import plots
-from fedfade.studies.paper.runs import agent_digests, all_runs, compared, trained
+from fedfade.studies.paper.runs import agent_folders, agents_mark, all_runs, compared, trained
 from fedfade.studies.paper.setting import QMIX, QMIX_PLUS, SCHEDULE, Clock, Setting, unseen
 from fedfade.uplink import Round
 from fedfade.uplink.gradients import SyntheticGradients
@@ -74,19 +74,12 @@ def ring(snr_db: float, spread_db: float) -> dict[str, Any]:
 
 def _accuracies(setting: Setting) -> DataFrame:
     """Final accuracy and uploads of federated runs."""
-    cells = itertools.product(setting.grid.coarse_snrs_db, setting.grid.coarse_spreads_db)
-    runs = [
-        run
-        for cell in cells
-        for run in all_runs(
-            setting, "regimes", dict(zip(_CELL, cell, strict=True)), ring(*cell), LEARNING
-        )
-    ]
+    runs = []
+    for snr, spread in product(setting.grid.coarse_snrs_db, setting.grid.coarse_spreads_db):
+        labels = {"snr": snr, "spread": spread}
+        runs += all_runs(setting, "regimes", labels, ring(snr, spread), LEARNING)
     rows = compared(setting, runs, "regimes")
     return final_table(rows, _CELL, setting.base.learning.clients)
-
-
-# --- uploads -----------------------------------------------------------------------------------
 
 
 def _uploads(setting: Setting) -> DataFrame:
@@ -105,10 +98,8 @@ def _uploads(setting: Setting) -> DataFrame:
 
     tables = []
     for number, snr_db in enumerate(setting.grid.snrs_db):
-        configs = [
-            changed(setting.base, {**ring(snr_db, spread), **played})
-            for spread in setting.grid.spreads_db
-        ]
+        cells = [ring(snr_db, spread) for spread in setting.grid.spreads_db]
+        configs = [changed(setting.base, {**cell, **played}) for cell in cells]
         name = f"uploads-{snr_db:g}-{_mark(setting, configs, bits)}.csv"
         path = setting.out / "regimes" / "runs" / name
         tables.append(kept(path, partial(play, number, configs)))
@@ -122,7 +113,7 @@ def _mark(setting: Setting, configs: Sequence[Config], bits: float) -> str:
         del tree["run"]["device"], tree["run"]["checkpoint_s"]
     # A number is part of what agents are trained for, so their digests stand for it.
     counted = [bits] if setting.base.learning.payload_bits == "auto" else []
-    return mark(trees, [*agent_digests(setting).values()], setting.plus, PLAYED, *counted)
+    return mark(trees, [*map(agents_mark, agent_folders(setting))], setting.plus, PLAYED, *counted)
 
 
 def _row_of_the_map(setting: Setting, configs: Sequence[Config], bits: float) -> DataFrame:
@@ -144,30 +135,20 @@ def _row_of_the_map(setting: Setting, configs: Sequence[Config], bits: float) ->
 
     uploads = {name: play(load_policy(name), batch) for name in PLAYED}
     own = []
-    for run, folder in enumerate(agent_digests(setting)):
+    for run, folder in enumerate(agent_folders(setting)):
         parts = (part.reshape(*shape, *part.shape[1:])[:, run].flatten(0, 1) for part in batch)
         agents = load_policy_checkpoint(folder, configs[0])
         own.append(play(agents, Round(*parts), slice(run, run + 1)))
     uploads[QMIX] = torch.cat(own, 1)
     if setting.plus:
         uploads[QMIX_PLUS] = play(load_shipped_policy(QMIX_PLUS, configs[0]), batch)
-    return DataFrame(
-        [
-            {
-                "snr": config.cell.ring_snr_db,
-                "spread": config.cell.ring_spread_db,
-                "policy": name,
-                "seed": seed,
-                "uploads": float(counts[place, run].float().mean()),
-            }
-            for name, counts in uploads.items()
-            for place, config in enumerate(configs)
-            for run, seed in enumerate(seeds)
-        ]
-    )
-
-
-# --- winners -----------------------------------------------------------------------------------
+    lines = [
+        (config.cell.ring_snr_db, config.cell.ring_spread_db, name, seed, mean)
+        for name, counts in uploads.items()
+        for config, means in zip(configs, counts.float().mean(-1).tolist(), strict=True)
+        for seed, mean in zip(seeds, means, strict=True)
+    ]
+    return DataFrame(lines, columns=[*_CELL, "policy", "seed", "uploads"])
 
 
 def winners(lines: DataFrame, field: str, allowed: Sequence[str]) -> DataFrame:
@@ -206,23 +187,22 @@ def pays(gain: float, error: float, base: float, field: str) -> bool:
     return bool(gain >= worth and (math.isnan(error) or gain > 2 * error))
 
 
-def draw(setting: Setting, uploads: DataFrame, accuracy: DataFrame) -> plots.Drawn:
+def draw(setting: Setting) -> plots.Drawn:
     """Four maps, and the answer in numbers."""
-    tables = {"uploads": uploads, "accuracy": accuracy}
-    everybody = [policy for policy in uploads["policy"].unique() if policy != PERFECT]
+    tables = {field: setting.table(f"regimes/{field}") for field in ("uploads", "accuracy")}
+    everybody = [name for name in tables["uploads"]["policy"].unique() if name != PERFECT]
+    allowed = {"all": everybody, "local": LOCAL}
     maps = {
-        (field, who): winners(lines, field, allowed)
-        for field, lines in tables.items()
-        for who, allowed in (("all", everybody), ("local", LOCAL))
+        (field, who): winners(tables[field], field, allowed[who])
+        for field, who in product(tables, allowed)
     }
     answers, text = {}, []
-    for field, lines in tables.items():
-        for who, group in GROUPS.items():
-            there = [name for name in group if name in set(lines["policy"])]
-            found = gains(lines, field, there)
-            answers[f"{field}: {who}"] = found.to_dict("records")
-            text.append(sentence(field, f"{who} ({', '.join(there)})", found))
-            text.append(_matrix(found, field))
+    for (field, lines), (who, group) in product(tables.items(), GROUPS.items()):
+        there = [name for name in group if name in set(lines["policy"])]
+        found = gains(lines, field, there)
+        answers[f"{field}: {who}"] = found.to_dict("records")
+        text.append(sentence(field, f"{who} ({', '.join(there)})", found))
+        text.append(_matrix(found, field))
     text += [_table(lines, field) for field, lines in tables.items()]
     facts = {
         "winners": {f"{f} {who}": cells.to_dict("records") for (f, who), cells in maps.items()},
@@ -235,41 +215,32 @@ def draw(setting: Setting, uploads: DataFrame, accuracy: DataFrame) -> plots.Dra
 def sentence(field: str, who: str, found: DataFrame) -> str:
     """When does looking at the fading pay?"""
     worth = "5 % more uploads" if field == "uploads" else "1 point of accuracy"
-    paying = found[found["pays"]]
+    paying, sizes = found[found["pays"]], _sizes(found["gain"], field)
     losing = (found["gain"] < -2 * found["error"].fillna(0.0)).sum()
-    sizes = _sizes(found["gain"], field)
-    noise_known = found["error"].notna().all()
-    noise = ", and beyond noise," if noise_known else ", in the one seed that was run,"
-    text = (
+    known = found["error"].notna().all()
+    noise = ", and beyond noise," if known else ", in the one seed that was run,"
+    cells = ", ".join(f"{snr:g}/{spread:g} dB" for snr, spread in paying[_CELL].to_numpy())
+    where = f" ({cells})" if 0 < len(paying) < len(found) else ""
+    below = f"; below it{' beyond noise' if known else ''} in {losing}" if losing else ""
+    return (
         f"{who}: at least {worth} beyond the best schedule made once a round{noise} in "
-        f"{len(paying)} of {len(found)} cells"
+        f"{len(paying)} of {len(found)} cells{where}{below}; in the other "
+        f"{len(found) - len(paying) - losing} the schedule is enough. "
+        f"From {sizes.min():+.2f} to {sizes.max():+.2f}."
     )
-    if 0 < len(paying) < len(found):
-        cells = zip(paying["snr"], paying["spread"], strict=True)
-        text += f" ({', '.join(f'{snr:g}/{spread:g} dB' for snr, spread in cells)})"
-    beyond = " beyond noise" if noise_known else ""
-    text += f"; below it{beyond} in {losing}" if losing else ""
-    text += f"; in the other {len(found) - len(paying) - losing} the schedule is enough."
-    return f"{text} From {min(sizes):+.2f} to {max(sizes):+.2f}."
 
 
-def _sizes(values: "pd.Series[float]", field: str) -> "pd.Series[float]":
+def _sizes(values: Series, field: str) -> Series:
     return 100 * values if field == "accuracy" else values
 
 
 def _matrix(found: DataFrame, field: str) -> str:
     """Gains over the schedule: a row per spread, a column per SNR; bold where they pay."""
-    rows = [
-        [
-            f"{spread:g} dB",
-            *(
-                f"**{size:+.2f}**" if pays else f"{size:+.2f}"
-                for size, pays in zip(_sizes(own["gain"], field), own["pays"], strict=True)
-            ),
-        ]
-        for spread, own in found.groupby("spread", sort=False)
-    ]
-    return markdown(["spread \\ SNR", *(f"{snr:g} dB" for snr in found["snr"].unique())], rows)
+    shown = _sizes(found["gain"], field).map("{:+.2f}".format)
+    shown = shown.mask(found["pays"], "**" + shown + "**")
+    by_spread = shown.groupby(found["spread"], sort=False)
+    heads = ["spread \\ SNR", *(f"{snr:g} dB" for snr in found["snr"].unique())]
+    return markdown(heads, [[f"{spread:g} dB", *cells] for spread, cells in by_spread])
 
 
 def _table(lines: DataFrame, field: str) -> str:
@@ -281,6 +252,5 @@ def _table(lines: DataFrame, field: str) -> str:
         cells = [f"**{v:.{digits}f}**" if v == best else f"{v:.{digits}f}" for v in shown[policies]]
         rows.append([f"{snr:g}", f"{spread:g}", *cells])
     unit = "Final accuracy in %" if field == "accuracy" else "Uploads per round"
-    seeds = lines["seed"].nunique()
-    head = f"{unit}, mean over {seeds} seeds (best of those that send in bold):"
+    head = f"{unit}, mean over {lines['seed'].nunique()} seeds (best of those that send in bold):"
     return f"{head}\n\n" + markdown(["SNR dB", "spread dB", *policies], rows)

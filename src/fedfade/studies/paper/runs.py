@@ -25,7 +25,6 @@ from fedfade.experiments.points import TrainPoint
 from fedfade.experiments.run_folder import FREE_FIELDS
 from fedfade.studies.federated import StudyRun, labelled
 from fedfade.studies.paper.setting import (
-    BASELINES,
     QMIX,
     QMIX_PLUS,
     Clock,
@@ -35,45 +34,45 @@ from fedfade.studies.paper.setting import (
     unseen,
 )
 
+Fields = Mapping[str, Any]
+
 _CHECKPOINT_S = 120.0
 """Between checkpoints of comparisons: of hundreds of models side by side one is a gigabyte."""
 
 
-def training_folder(setting: Setting, hide: Sequence[Hide] = ()) -> Path:
-    """Where the trainings of a variant are, a folder `seed-K` each."""
-    if not hide:
-        return setting.out / "reward" / "training"
-    return setting.out / "ablation" / f"training-no-{'-'.join(hide)}"
+def agent_folders(setting: Setting, hide: Sequence[Hide] = ()) -> list[Path]:
+    """Where the agents of a variant are, a folder a training seed."""
+    hidden = f"ablation/training-no-{'-'.join(hide)}"
+    folder = setting.out / (hidden if hide else "reward/training")
+    return [seed_folder(folder, seed) for seed in setting.training_seeds]
 
 
-def agent_digests(setting: Setting, hide: Sequence[Hide] = ()) -> dict[Path, str]:
-    """The folder and the digest of the agents of every training seed."""
-    folders = [seed_folder(training_folder(setting, hide), seed) for seed in setting.training_seeds]
-    return {folder: load_checkpoint(folder).files["agents"]["sha256"] for folder in folders}
+def agents_mark(folder: Path) -> str:
+    """The digest of trained agents."""
+    return str(load_checkpoint(folder).files["agents"]["sha256"])
 
 
-def trained(setting: Setting, hide: Sequence[Hide] = ()) -> Path:
-    """Train the agents of all seeds in one program, unless they are there; returns their folder."""
-    folder, kind, waiting = training_folder(setting, hide), TrainPoint(), []
+def trained(setting: Setting, hide: Sequence[Hide] = ()) -> list[Path]:
+    """Train the agents of all seeds in one program, unless they are there; returns folders."""
+    folders, kind, waiting = agent_folders(setting, hide), TrainPoint(), {}
     fields = {"run.seeds": 1, "allocation.hide": list(hide)}
-    configs = {s: changed(setting.base, {**fields, "run.seed": s}) for s in setting.training_seeds}
-    for seed, config in configs.items():
-        place = seed_folder(folder, seed)
-        if not kind.finished(config, place):
-            waiting.append(seed)
+    for seed, folder in zip(setting.training_seeds, folders, strict=True):
+        config = changed(setting.base, {**fields, "run.seed": seed})
+        if not kind.finished(config, folder):
+            waiting[seed] = config, folder
             continue
-        stored = load_checkpoint(place)
+        stored = load_checkpoint(folder)
         # Agents act in whatever precision is asked for; only training on has to keep its own.
         own = {"run.precision": stored.config.run.precision}
         check_same_training(stored, changed(config, own))
         if stored.episodes >= config.qmix.episodes + config.qmix.parallel_episodes:
             raise UserError(
-                f"--out: the agents in {str(place)!r} were trained for {stored.episodes} episodes, "
-                f"more than qmix.episodes = {config.qmix.episodes}: choose another --out or as "
-                "many episodes."
+                f"--out: the agents in {str(folder)!r} were trained for {stored.episodes} "
+                f"episodes, more than qmix.episodes = {config.qmix.episodes}: choose another "
+                "--out or as many episodes."
             )
     if not waiting:
-        return folder
+        return folders
     what = f"training without {hide[0]}" if hide else "training"
     clock, total = Clock(setting.say), setting.base.qmix.episodes
 
@@ -84,18 +83,14 @@ def trained(setting: Setting, hide: Sequence[Hide] = ()) -> Path:
             f"mean reward {mean['reward']:.3f}, {mean['uploads']:.2f} uploads"
         )
 
+    config, folder = next(iter(waiting.values()))
     # A single seed would be trained into the folder itself.
-    place = folder if len(waiting) > 1 else seed_folder(folder, waiting[0])
-    train(configs[waiting[0]], place, tell, seeds=waiting)
-    return folder
+    train(config, folder.parent if len(waiting) > 1 else folder, tell, seeds=list(waiting))
+    return folders
 
 
 def all_runs(
-    setting: Setting,
-    part: str,
-    labels: Mapping[str, float],
-    fields: Mapping[str, Any],
-    baselines: Sequence[str] = BASELINES,
+    setting: Setting, part: str, labels: Fields, fields: Fields, baselines: Sequence[str]
 ) -> list[StudyRun]:
     """Baselines, trained agents and, where they fit, those that come with the package."""
 
@@ -109,35 +104,21 @@ def all_runs(
 
 
 def agent_runs(
-    setting: Setting,
-    part: str,
-    labels: Mapping[str, float],
-    fields: Mapping[str, Any],
-    hide: Sequence[Hide] = (),
+    setting: Setting, part: str, labels: Fields, fields: Fields, hide: Sequence[Hide] = ()
 ) -> list[StudyRun]:
     """Trained agents in one cell: evaluation seed i with the agents of training seed i."""
-    group = f"qmix-no-{'-'.join(hide)}" if hide else QMIX
     runs = []
-    agents = agent_digests(setting, hide)
-    for seed, (folder, digest) in zip(setting.training_seeds, agents.items(), strict=True):
-        asked = {
-            "allocation.policies": [QMIX],
-            "allocation.checkpoint": str(folder),
-            "allocation.hide": list(hide),
-        }
+    for seed, folder in zip(setting.training_seeds, agent_folders(setting, hide), strict=True):
+        asked = {"allocation.policies": [QMIX], "allocation.checkpoint": str(folder)}
+        asked["allocation.hide"] = list(hide)
         # Agents trained further are others: their runs are new ones.
-        name = f"{group}-{digest[:8]}"
-        runs.append(_run(setting, part, labels, name, seed, {**fields, **asked}))
+        group = "-".join([QMIX, *(["no", *hide] if hide else []), agents_mark(folder)[:8]])
+        runs.append(_run(setting, part, labels, group, seed, {**fields, **asked}))
     return runs
 
 
 def _run(
-    setting: Setting,
-    part: str,
-    labels: Mapping[str, float],
-    group: str,
-    seed: int,
-    fields: Mapping[str, Any],
+    setting: Setting, part: str, labels: Fields, group: str, seed: int, fields: Fields
 ) -> StudyRun:
     fixed = {
         "run.seed": unseen(seed),
