@@ -89,7 +89,23 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_every_part_leaves_table_picture_and_facts(fedfade, whole: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def copied(whole: Path, tmp_path: Path) -> Path:
+    """The same to be changed."""
+    return Path(shutil.copytree(whole, tmp_path / "copied"))
+
+
+@pytest.fixture
+def small(fedfade):
+    """`fedfade reproduce PART --out OUT` at the smallest scale."""
+
+    def run(part: str, out: Path, *more: object):
+        return fedfade("reproduce", part, "--scale", "small", "--out", out, *SETTINGS, *more)
+
+    return run
+
+
+def test_every_part_leaves_table_picture_and_facts(small, whole: Path, copied: Path) -> None:
     for part in PARTS:
         assert list((whole / part).glob("*.csv")), part
         assert all(p.read_bytes()[:4] == b"\x89PNG" for p in (whole / part).glob("*.png"))
@@ -104,19 +120,17 @@ def test_every_part_leaves_table_picture_and_facts(fedfade, whole: Path, tmp_pat
     for part in PARTS:
         assert f"({part}/{part}.png)" in whole_page
     # The same command again computes nothing and says the same.
-    out = tmp_path / "again"
-    shutil.copytree(whole, out)
-    times = {p: p.stat().st_mtime_ns for p in out.rglob("*.safetensors")}
-    times |= {p: p.stat().st_mtime_ns for p in out.rglob("metrics.csv")}
+    times = {p: p.stat().st_mtime_ns for p in copied.rglob("*.safetensors")}
+    times |= {p: p.stat().st_mtime_ns for p in copied.rglob("metrics.csv")}
     for part in ("accuracy", "ablation"):
-        answer = fedfade("reproduce", part, "--scale", "small", "--out", out, *SETTINGS)
+        answer = small(part, copied)
         assert answer.code == 0, answer.err
     assert {p: p.stat().st_mtime_ns for p in times} == times
-    assert results(out) == results(whole)
+    assert results(copied) == results(whole)
 
 
 def test_interrupted_anywhere_it_ends_in_the_same_files(
-    fedfade, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C at every few lines of progress: in trainings and in comparisons."""
     left = math.inf
@@ -136,7 +150,7 @@ def test_interrupted_anywhere_it_ends_in_the_same_files(
     for part in ("accuracy", "regimes"):
         while True:
             left = 4 if stops else 2  # the training alone tells three times
-            answer = fedfade("reproduce", part, "--scale", "small", "--out", out, *SETTINGS)
+            answer = small(part, out)
             if answer.code == 0:
                 break
             assert answer.code == 130, answer.err
@@ -148,36 +162,34 @@ def test_interrupted_anywhere_it_ends_in_the_same_files(
     assert same.items() <= results(whole).items()
 
 
-def test_redraw_needs_only_the_tables(fedfade, whole: Path, tmp_path: Path) -> None:
+def test_redraw_needs_only_the_tables(small, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "tables"
     shutil.copytree(whole, out, ignore=shutil.ignore_patterns("runs", "training*", "*.png", "*.md"))
-    words = ["--scale", "small", "--out", out, "--redraw", *SETTINGS]
     for part in ("reward", "bound", "regimes"):
-        answer = fedfade("reproduce", part, *words)
+        answer = small(part, out, "--redraw")
         assert answer.code == 0, answer.err
     same = {name: text for name, text in results(out).items() if name != "results.md"}
     assert same.items() <= results(whole).items()
     assert (out / "regimes" / "regimes.png").exists()
     (out / "bound" / "bound.json").write_text('{"cells": 3}')
-    answer = fedfade("reproduce", "reward", *words)
+    answer = small("reward", out, "--redraw")
     assert answer.code == 2
     assert "not of this version" in answer.err
     (out / "accuracy" / "final.csv").unlink()
-    answer = fedfade("reproduce", "accuracy", *words)
+    answer = small("accuracy", out, "--redraw")
     assert answer.code == 2
     assert "final.csv" in answer.err
 
 
 def test_without_matplotlib_tables_must_do(
-    fedfade, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "plain"
     shutil.copytree(whole, out, ignore=shutil.ignore_patterns("runs", "training*", "*.png"))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.setattr(parts, "find_spec", lambda name: None)
-    words = ["--scale", "small", "--out", out, "--redraw", *SETTINGS]
-    answer = fedfade("reproduce", "reward", *words)
+    answer = small("reward", out, "--redraw")
     assert answer.code == 0, answer.err
     assert "no pictures" in answer.out
     assert not list(out.rglob("*.png"))
@@ -201,48 +213,41 @@ def test_bad_input_is_one_sentence(words, sentence: str, fedfade, tmp_path: Path
     assert sentence in answer.err.replace("\n", " ")
 
 
-def test_other_options_in_the_same_folder_are_refused(fedfade, whole: Path, tmp_path: Path) -> None:
-    out = tmp_path / "other"
-    shutil.copytree(whole, out)
-    words = ["reproduce", "accuracy", "--scale", "small", "--out", out, *SETTINGS]
+def test_other_options_in_the_same_folder_are_refused(small, copied: Path) -> None:
     for field in ("learning.local_rate", "qmix.gamma"):  # of the runs, of the training before them
-        answer = fedfade(*words, "--set", f"{field}=0.5")
+        answer = small("accuracy", copied, "--set", f"{field}=0.5")
         assert answer.code == 2
         assert field in answer.err
 
 
 def test_the_bound_is_that_of_its_own_options(
-    fedfade, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small, whole: Path, copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Terms and runs that are there are used only where they were made with the same options."""
-    out = tmp_path / "bound"
-    shutil.copytree(whole, out)
-    words = ["reproduce", "bound", "--scale", "small", "--out", out, *SETTINGS]
-    times = {p: p.stat().st_mtime_ns for p in out.glob("bound/runs/*.csv")}
+    times = {p: p.stat().st_mtime_ns for p in copied.glob("bound/runs/*.csv")}
     assert len(times) == 5  # policies
-    answer = fedfade(*words)
+    answer = small("bound", copied)
     assert answer.code == 0, answer.err
-    assert {p: p.stat().st_mtime_ns for p in out.glob("bound/runs/*.csv")} == times
-    assert results(out) == results(whole)
-    answer = fedfade(*words, "--set", "learning.local_rate=0.5")
+    assert {p: p.stat().st_mtime_ns for p in copied.glob("bound/runs/*.csv")} == times
+    assert results(copied) == results(whole)
+    answer = small("bound", copied, "--set", "learning.local_rate=0.5")
     assert answer.code == 2
     assert "learning.local_rate" in answer.err
-    small = SCALES["small"]
-    monkeypatch.setitem(SCALES, "small", replace(small, grid=replace(GRID, bound_rounds=2)))
-    assert fedfade(*words).code == 0
-    facts = json.loads((out / "bound" / "bound.json").read_text())
+    longer = replace(SCALES["small"], grid=replace(GRID, bound_rounds=2))
+    monkeypatch.setitem(SCALES, "small", longer)
+    assert small("bound", copied).code == 0
+    facts = json.loads((copied / "bound" / "bound.json").read_text())
     assert {terms["rounds"] for terms in facts["terms"]} == {2}
-    one, two = (read_frame(folder / "bound" / "terms-random.csv") for folder in (whole, out))
+    one, two = (read_frame(folder / "bound" / "terms-random.csv") for folder in (whole, copied))
     assert two[:1].equals(one)  # seed and policy as before, a round more
 
 
-def test_agents_that_were_trained_longer_are_refused(fedfade, whole: Path, tmp_path: Path) -> None:
+def test_agents_that_were_trained_longer_are_refused(small, whole: Path, tmp_path: Path) -> None:
     """They are not those of a training of so many episodes, nor may seeds differ in length."""
     out = tmp_path / "longer"
     shutil.copytree(whole / "reward" / "training" / "seed-0", out / "reward/training/seed-0")
     for part in ("reward", "accuracy"):
-        words = ["--scale", "small", "--out", out, *SETTINGS, "--episodes", 40]
-        answer = fedfade("reproduce", part, *words)
+        answer = small(part, out, "--episodes", 40)
         assert answer.code == 2
         assert "were trained for 60 episodes" in answer.err.replace("\n", " ")
     assert [p.name for p in (out / "reward" / "training").iterdir()] == ["seed-0"]
@@ -256,18 +261,15 @@ def trained_for(out: Path, episodes: int) -> list[int]:
     return [load_checkpoint(folder).episodes for folder in folders]
 
 
-def test_agents_are_tested_in_another_precision(fedfade, whole: Path, tmp_path: Path) -> None:
+def test_agents_are_tested_in_another_precision(small, copied: Path) -> None:
     """Runs are refused, as their numbers would differ; the agents they test are not."""
-    out = tmp_path / "other"
-    shutil.copytree(whole, out)
-    words = ["--scale", "small", "--out", out, *SETTINGS, "--precision", "bf16"]
-    answer = fedfade("reproduce", "epochs", *words)
+    answer = small("epochs", copied, "--precision", "bf16")
     assert answer.code == 2
     assert "run.precision" in answer.err
     assert "holds a run of another configuration" in answer.err
-    shutil.rmtree(out / "epochs")
-    assert fedfade("reproduce", "epochs", *words).code == 0
-    trained = out / "reward" / "training" / "seed-0" / "config.yaml"
+    shutil.rmtree(copied / "epochs")
+    assert small("epochs", copied, "--precision", "bf16").code == 0
+    trained = copied / "reward" / "training" / "seed-0" / "config.yaml"
     assert load_config(trained).run.precision == "fp32"
 
 
@@ -299,38 +301,34 @@ def test_agents_meet_the_evaluation_seed_of_their_own(whole: Path) -> None:
     assert found == {1000: {"seed-0"}, 1001: {"seed-1"}}
 
 
-def test_training_on_gives_other_agents_and_new_runs(fedfade, whole: Path, tmp_path: Path) -> None:
+def test_training_on_gives_other_agents_and_new_runs(small, copied: Path) -> None:
     """Baselines stay, runs of agents that were trained further are made anew."""
-    out = tmp_path / "further"
-    shutil.copytree(whole, out)
-    kept = {p: p.stat().st_mtime_ns for p in out.glob("accuracy/runs/*/baselines*/metrics.csv")}
-    before = len(list(out.glob("accuracy/runs/*/qmix*")))
-    words = ["--scale", "small", "--out", out, *SETTINGS, "--episodes", 80]
-    answer = fedfade("reproduce", "accuracy", *words)
+    kept = {p: p.stat().st_mtime_ns for p in copied.glob("accuracy/runs/*/baselines*/metrics.csv")}
+    before = len(list(copied.glob("accuracy/runs/*/qmix*")))
+    answer = small("accuracy", copied, "--episodes", 80)
     assert answer.code == 0, answer.err
     assert {p: p.stat().st_mtime_ns for p in kept} == kept
-    assert len(list(out.glob("accuracy/runs/*/qmix*"))) == 2 * before
+    assert len(list(copied.glob("accuracy/runs/*/qmix*"))) == 2 * before
 
 
 def test_agents_that_come_with_the_package_join(
-    fedfade, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small, copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of training seed 0, shipped as qmix-plus, do in seed 1000 what they do as qmix."""
-    shelf, out = tmp_path / "shelf", tmp_path / "plus"
-    shutil.copytree(whole / "reward" / "training" / "seed-0", shelf / "qmix-plus")
-    shutil.copytree(whole, out)
+    shelf = tmp_path / "shelf"
+    shutil.copytree(copied / "reward" / "training" / "seed-0", shelf / "qmix-plus")
     monkeypatch.setattr("fedfade.agents.policy._shelf", lambda: shelf)
     for part, table in (("accuracy", "final.csv"), ("regimes", "uploads.csv")):
-        answer = fedfade("reproduce", part, "--scale", "small", "--out", out, *SETTINGS)
+        answer = small(part, copied)
         assert answer.code == 0, answer.err
-        lines = read_frame(out / part / table)
+        lines = read_frame(copied / part / table)
         ours, theirs = (
             [*matching(lines, seed=1000, policy=policy)["uploads"]]
             for policy in ("qmix", "qmix-plus")
         )
         assert len(ours) == 4
         assert ours == theirs
-    policies = read_frame(out / "accuracy" / "final.csv")["policy"].unique()
+    policies = read_frame(copied / "accuracy" / "final.csv")["policy"].unique()
     assert [*policies][-2:] == ["qmix-plus", "perfect"]
 
 

@@ -16,8 +16,8 @@ from fedfade.studies.ladder.played import fading_memory
 from fedfade.studies.ladder.rungs import OWN, Ladder
 from fedfade.studies.paper.plots import panels
 
-_SHADES = ("#1f618d", "#28a745", "#cb4335", "#7d3c98", "#b7950b")  # a speed each, slowest first
-_MARKS = ("*", "D", "P", "X", "^", "v")  # a training each
+_SHADES = ("#1f618d", "#28a745", "#cb4335", "#7d3c98", "#b7950b")  # one per speed, slowest first
+_MARKS = ("*", "D", "P", "X", "^", "v")  # one per training
 _KNOWN = {"block-fading-schedule": "x", "shortest-remaining-first": "+"}  # from earlier work
 _COLUMNS = 4
 _MATCHING = "deadline-matching"
@@ -49,7 +49,7 @@ def _title(ladder: Ladder, name: str) -> str:
 def _figure(
     ladder: Ladder, names: Sequence[str], table: DataFrame, points: DataFrame, field: str
 ) -> Any:
-    """A panel a cell: rungs along, a line a speed, a mark a training."""
+    """One panel per cell: rungs along the axis, a line per speed, a mark per training."""
     columns = min(_COLUMNS, len(names) + 1)
     rows = -(-(len(names) + 1) // columns)
     size = (3.6 * columns + 0.6, 2.9 * rows + 1.3)
@@ -81,7 +81,7 @@ def _figure(
 
 
 def _panel_order(names: Sequence[str], rows: int, columns: int) -> list[str | None]:
-    """Cells of the ring as a map, a row an SNR; at the right the legend and the preset's own."""
+    """Cells of the ring as a map, one row per SNR; the legend and the preset's own at the right."""
     order: list[str | None] = [*names, *[None] * (rows * columns - len(names))]
     if rows > 1 and order.index(OWN) == rows * (columns - 1):  # one left over in every row
         del order[rows * (columns - 1) :]
@@ -95,7 +95,7 @@ def _shade(ladder: Ladder, speed: float) -> str:
 
 
 def _draw_best(ladder: Ladder, axes: Any, table: DataFrame, field: str) -> None:
-    """A line a speed over the rungs; the last is a bound, which nobody is known to reach."""
+    """One line per speed over the rungs; the last is a bound, which nobody is known to reach."""
     rungs = [rung.name for rung in ladder.rungs]
     scale = 100.0 if field == "accuracy" else 1.0
     for speed in ladder.speeds_mps:
@@ -161,7 +161,7 @@ def _with_error(form: str, value: float, error: float) -> str:
 
 
 def _wide(ladder: Ladder, table: DataFrame) -> str:
-    """A row a cell and speed, a column a rung."""
+    """One row per cell and speed, one column per rung."""
     rows = []
     for (name, speed), own in table.groupby(["cell", "speed"], sort=False):
         shown = (_with_error(".2f", *pair) for pair in own[["uploads", "error"]].to_numpy())
@@ -170,7 +170,7 @@ def _wide(ladder: Ladder, table: DataFrame) -> str:
 
 
 def _gains(ladder: Ladder, table: DataFrame) -> str:
-    """A row a speed, a column a rung."""
+    """One row per speed, one column per rung."""
     gain = table.groupby(["speed", "rung"], sort=False)["gain"].agg(["mean", "sem"])
     names = [rung.name for rung in ladder.rungs[1:]]
     rows = [
@@ -181,7 +181,7 @@ def _gains(ladder: Ladder, table: DataFrame) -> str:
 
 
 def _ageing(ladder: Ladder, policies: DataFrame) -> str:
-    """What old fading is worth, nearest first, and how much like the fresh it still is."""
+    """What old fading is worth, the freshest first, and how much it still resembles the fresh."""
     radio, alike = ladder.base.radio, fading_memory(ladder)
     uploads = policies.pivot_table(index="speed", columns="policy", values="uploads")
     lines = []
@@ -204,7 +204,7 @@ def _ageing(ladder: Ladder, policies: DataFrame) -> str:
 
 
 def _long(lines: DataFrame, field: str) -> str:
-    """A row a cell and policy."""
+    """One row per cell and policy."""
     scale, form = (100, ".1f") if field == "accuracy" else (1, ".2f")
     shown = lines[["cell", "speed", "rung", "policy", field, "error"]].itertuples(index=False)
     rows = [

@@ -107,7 +107,7 @@ def fading_memory(ladder: Ladder) -> dict[tuple[float, int], float]:
 
 
 def policy_table(ladder: Ladder, lines: DataFrame) -> DataFrame:
-    """A line a cell and policy: where it stands and what it delivers."""
+    """One line per cell and policy: where it stands and what it delivers."""
     rung = {name: rung.name for rung in ladder.rungs for name in rung.policies}
     learned = {agents.name: agents.rung for agents in ladder.agents}
     by_seed = lines.groupby([*_CELL, "policy", "seed"], sort=False)["uploads"].mean()  # trainings

@@ -159,7 +159,7 @@ def _results(setting: Setting, claims_page: str) -> str:
 
 
 def centre_lines(config: Config, folder: Path) -> list[dict[str, Any]]:
-    """A line a policy of the training cell, means over the seeds of a finished reproduction."""
+    """One line per policy in the training cell: means over seeds of a finished reproduction."""
     cell = {"alpha": config.learning.alpha, "clusters": config.radio.clusters}
     final = matching(read_frame(folder / "accuracy" / "final.csv"), **cell)
     fields = ("accuracy", "uploads", "empty_rounds", "wasted", "fairness")
@@ -169,8 +169,7 @@ def centre_lines(config: Config, folder: Path) -> list[dict[str, Any]]:
 
 
 def _head(found: Mapping[str, Any]) -> str:
-    """What stood behind it, in a few sentences; every part notes its own, accuracy's is shown, or
-    that of the training."""
+    """What was run, in a few sentences: as part accuracy notes it, else reward, else the first."""
     part = next(part for part in ("accuracy", "reward", *found) if part in found)
     made = found[part]["setting"]
     text = (

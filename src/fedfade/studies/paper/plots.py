@@ -140,7 +140,7 @@ def ablation(training: DataFrame, curves: DataFrame) -> Figure:
 
 
 def second_term(final: DataFrame, biases: DataFrame) -> Figure:
-    """|mean of all updates - mean of those delivered|^2 by round, and against final accuracy."""
+    """The second term of the bound (paper: eq. 25) by round, and against final accuracy."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     figure, ((left, right),) = panels(11, 4.6, 1, 2)

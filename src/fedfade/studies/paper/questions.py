@@ -290,7 +290,8 @@ def draw_ablation(setting: Setting) -> plots.Drawn:
 
 
 def compute_bound(setting: Setting) -> dict[str, DataFrame]:
-    """The nine cells' runs (made by `accuracy`), and all terms along one run a policy."""
+    """The nine cells' runs (made by `accuracy`), and all terms of the bound (paper: eq. 25) along
+    one run per policy."""
     tables = compute_accuracy(setting)
     fields = {"run.seed": unseen(setting.training_seeds[0]), "run.seeds": 1}
     fields |= {"run.rounds": setting.grid.bound_rounds}

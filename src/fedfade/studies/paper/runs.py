@@ -1,7 +1,7 @@
 """Trainings and comparisons behind the figures: made where missing, continued where they stopped.
 
-DIR/PART/training/seed-K/          agents, one folder a training seed
-DIR/PART/runs/CELL/GROUP-seed-S/   one comparison a test cell, evaluation seed and group of policies
+DIR/PART/training/seed-K/          agents, one folder per training seed
+DIR/PART/runs/CELL/GROUP-seed-S/   one comparison per test cell, evaluation seed and policy group
 
 Runs of one seed share channel, data and mini-batches whatever else runs beside them, so a group
 may be added or trained anew without touching the others.
@@ -37,11 +37,11 @@ from fedfade.studies.paper.setting import (
 Fields = Mapping[str, Any]
 
 _CHECKPOINT_S = 120.0
-"""Between checkpoints of comparisons: of hundreds of models side by side one is a gigabyte."""
+"""Between checkpoints of comparisons: one of hundreds of models side by side is a gigabyte."""
 
 
 def agent_folders(setting: Setting, hide: Sequence[Hide] = ()) -> list[Path]:
-    """Where the agents of a variant are, a folder a training seed."""
+    """Where the agents of a variant are, one folder per training seed."""
     hidden = f"ablation/training-no-{'-'.join(hide)}"
     folder = setting.out / (hidden if hide else "reward/training")
     return [seed_folder(folder, seed) for seed in setting.training_seeds]
@@ -84,7 +84,7 @@ def trained(setting: Setting, hide: Sequence[Hide] = ()) -> list[Path]:
         )
 
     config, folder = next(iter(waiting.values()))
-    # A single seed would be trained into the folder itself.
+    # `train` puts a single seed into the very folder it is given.
     train(config, folder.parent if len(waiting) > 1 else folder, tell, seeds=list(waiting))
     return folders
 
