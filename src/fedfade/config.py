@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -30,6 +31,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from fedfade.errors import UserError, not_allowed
+from fedfade.seams import CODECS, SERVER_RULES
 from fedfade.storage import read_bytes
 
 SILENT_DBM = -100.0
@@ -251,6 +253,15 @@ class LearningConfig(_Branch):
     proximal: _Weight = Field(0.0, description="FedProx weight; 0 is FedAvg")
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.0, description="momentum of the server update; 0 is FedAvg"
+    )
+    codec: Annotated[str, AfterValidator(CODECS.check)] = Field(
+        "none", description="how updates are encoded"
+    )
+    server: Annotated[str, AfterValidator(SERVER_RULES.check)] = Field(
+        "mean", description="what the server makes of the updates that arrive"
+    )
+    previous_update: Literal["broadcast", "last"] = Field(
+        "broadcast", description="g_{t-1} after a round without uploads"
     )
     weighting: Literal["equal", "samples"] = Field(
         "equal", description="weights of the average: equal (paper: 1/N) or by sample count"

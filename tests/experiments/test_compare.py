@@ -19,12 +19,11 @@ import torch
 
 from fedfade.agents.checkpoint import load_checkpoint
 from fedfade.config import load_config
-from fedfade.experiments import Comparison, RunFolder, read_rows, series
-from fedfade.experiments.comparison import compared_names, gradient_bias
+from fedfade.experiments import RunFolder, compare_many, compared_names, read_rows, series
 from fedfade.experiments.metrics import Row, summarise
 from fedfade.experiments.report import level_with_best, verdict
 from fedfade.experiments.run_folder import commit_of
-from fedfade.learning import Updates
+from fedfade.learning import Updates, gradient_bias
 from fedfade.storage import read_npz, write_npz
 from tests.conftest import TINY
 
@@ -105,9 +104,7 @@ def test_an_interrupted_run_continues_to_the_same_numbers(tiny, tmp_path: Path) 
             if stop_at is not None and done == stop_at and doing == "evaluation":
                 raise KeyboardInterrupt
 
-        with folder.open():
-            Comparison(tiny, device).run(folder, progress)
-            folder.finish()
+        compare_many([tiny], [folder.path], device, progress)
 
     whole = RunFolder(tmp_path / "whole", tiny, device)
     run(whole)
@@ -472,8 +469,11 @@ def test_a_summary_by_hand() -> None:
         sum_rate_bps=[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]],
     )
     found = summarise(rows[::-1], "random")
-    assert found.accuracy == pytest.approx((0.4, 0.24, 0.8))
-    assert found[2:] == pytest.approx((1.0, 3 / 9, 50 / 200, 0.5, 5.0))
+    assert found.accuracy == pytest.approx(0.4)
+    assert found.band == pytest.approx((0.24, 0.8))
+    assert (found.uploads, found.empty_rounds) == pytest.approx((1.0, 3 / 9))
+    assert (found.wasted, found.sum_rate_bps, found.fairness) == pytest.approx((0.25, 5.0, 0.5))
+    assert list(found.cells()) == ["40.0", "24.0-80.0", "1.00", "33", "25", "0.0", "0.50"]
 
 
 def test_who_is_level_with_the_best_by_hand() -> None:

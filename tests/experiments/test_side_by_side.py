@@ -11,11 +11,19 @@ import torch
 
 from fedfade.agents import Trainer
 from fedfade.agents.run import save
+from fedfade.allocation import play_round
 from fedfade.allocation.max_individual_rate import MaxIndividualRate
 from fedfade.config import Config, load_config
-from fedfade.experiments import Comparison, RunFolder, Uplink, compare_many, read_rows
-from fedfade.experiments.comparison import SideBySide, compared_policy
-from fedfade.experiments.uploads import Uploads
+from fedfade.experiments import (
+    Comparison,
+    RunFolder,
+    SideBySide,
+    Uplink,
+    compare_many,
+    compared_policy,
+    read_rows,
+)
+from fedfade.experiments.uploads import UploadGroup
 from fedfade.learning import batch_key
 from tests.conftest import TINY
 
@@ -36,11 +44,7 @@ def grid(*more: str) -> list[Config]:
 
 
 def alone(config: Config, folder: Path) -> str:
-    place = RunFolder(folder, config, CPU)
-    with place.open():
-        comparison = Comparison(config, CPU)
-        comparison.run(place, lambda done, doing: None)
-        place.finish(**comparison.facts())
+    compare_many([config], [folder], CPU)
     return facts(folder)
 
 
@@ -82,12 +86,16 @@ def test_what_is_played_ahead_is_worth_as_much_as_what_is_not() -> None:
     config = load_config("paper", [*TINY, *weights, "cell.placement=ring"])
     uplink = Uplink(config, 4e5, CPU)
     policies = [MaxIndividualRate(), Waiting()]
-    uploads = Uploads([uplink], policies, with_genie=False)
-    assert uploads.rounds_ahead == 3
+    group = UploadGroup([uplink], policies, with_genie=False)
+    assert group.rounds_ahead == 3
     vectors = torch.randn(3, 2, 4, 6, generator=torch.Generator().manual_seed(0))
     for number, inner in enumerate(vectors @ vectors.mT):
-        played = uploads.outcomes(number, {0: {policy.name: inner for policy in policies}})[0]
-        ahead, now = (played[policy.name] for policy in policies)
+        group.draw_ahead(number)
+        if not group.played:
+            played = play_round(policies[0], group.scenario, *group.ahead(policies[0]))
+            group.played[policies[0].name] = played
+        ahead = group.taken(policies[0], [0], number, inner)
+        now = play_round(policies[1], group.scenario, *group.now(policies[1], [0], number, inner))
         assert torch.equal(ahead.delivered, now.delivered)
         # sums of twenty float32 of order 1
         torch.testing.assert_close(ahead.reward, now.reward, atol=1e-5, rtol=1e-5)
@@ -151,7 +159,7 @@ def test_what_cannot_share_a_batch_is_run_after_another(tmp_path: Path) -> None:
 def test_memory_bounds_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     configs = grid()
     one = Comparison(configs[0], CPU)
-    monkeypatch.setattr("fedfade.experiments.comparison._MODEL_BYTES", 13 * one.update_bytes)
+    monkeypatch.setattr("fedfade.experiments.side_by_side._MODEL_BYTES", 13 * one.update_bytes)
     said: list[str] = []
     compare_many(configs, [tmp_path / str(i) for i in range(4)], CPU, say=said.append)
     assert [line.rpartition("; ")[2] for line in said] == ["14 models trained side by side"] * 2

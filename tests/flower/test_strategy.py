@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, Result
 
 from fedfade.agents import QmixPolicy
 from fedfade.allocation import load_policy, play_round
-from fedfade.experiments import Comparison, RunFolder, read_rows
+from fedfade.experiments import Comparison, RunFolder, SideBySide, read_rows
 from fedfade.flower import FederatedTask, UplinkMod, WirelessStrategy, choose_policy
 from fedfade.flower.decisions import Decisions, Seen, decide, play_with_clients
 from fedfade.flower.policies import OneAgent, policy_of_client
@@ -105,7 +105,7 @@ def _final_state(config: Config, folder: Path):
     comparison.federation.average = average  # type: ignore[method-assign]
     run_folder = RunFolder(folder / "run", config, torch.device("cpu"))
     with run_folder.open():
-        comparison.run(run_folder, lambda done, doing: None)
+        SideBySide([comparison], [run_folder]).run(lambda done, doing: None)
     return states[-1]
 
 
@@ -420,7 +420,7 @@ def test_gram_matrix_is_the_engines(config: Config, task: FederatedTask) -> None
     state = task.federation.start([0])
     for number in range(ROUNDS):
         updates = task.federation.train(state, [0], number)
-        inner, _ = gram(updates, state.previous)
+        inner = gram(updates, state.previous)
         assert torch.allclose(seen[number], inner[0], rtol=1e-3, atol=1e-4 * float(inner.max()))
         state = task.federation.average(state, updates, torch.ones(1, CLIENTS, dtype=torch.bool))
 

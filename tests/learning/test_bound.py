@@ -292,7 +292,7 @@ def bowls(curve: list[float], noise: list[float]) -> tuple[Federation, Bowls]:
 def test_what_is_measured_of_quadratics_is_known() -> None:
     federation, engine = bowls([0.5, 3.0, 1.0, 2.0], noise=[0.0] * 4)
     some = torch.tensor([[True, False, True, False]])
-    (row,) = bound_along_run(federation, 0, 1, delivered=lambda *_: some, draws=3)
+    (row,) = bound_along_run(federation, 0, 1, deliver=lambda sent: some, draws=3)
     start = federation.start([0]).parameters[0]
     away = (start - engine.centre).double()  # [client, D]
     curve = engine.curve[:, None].double()
@@ -342,5 +342,5 @@ def _given(drawn: Tensor) -> tuple[Federation, Tensor, ServerState, Tensor]:
     nothing = torch.zeros(1, 2)
     trained = Trained(drawn, nothing, torch.zeros(drawn.shape[:2]))
     fake = SimpleNamespace(gradients=lambda state, samples: trained)
-    state = ServerState(nothing, nothing, nothing, nothing)
+    state = ServerState(nothing, nothing, nothing)
     return fake, torch.zeros(3, 2), state, torch.zeros(3, 2, 1)  # type: ignore[return-value]

@@ -16,9 +16,9 @@ from fedfade.config import LearningConfig
 from fedfade.learning import Dataset, Federation, ServerState, Updates, build_model, gram, load_data
 from fedfade.learning.averaging import by_run
 from fedfade.learning.batched import ClientBatch, batchable
-from fedfade.learning.fedavg import learning_curve, random_delivery, steps
 from fedfade.learning.fused import NormPool, fuse_norms
 from fedfade.learning.model import has_dropout
+from fedfade.learning.round import Sent, learning_curve, play_rounds, random_delivery
 
 DIGITS = LearningConfig(data="digits", clients=4, batch_size=20)
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
@@ -125,8 +125,9 @@ def test_engines_pull_towards_the_model_of_the_round(digits: Dataset) -> None:
         Federation(config, digits, engine=name)  # type: ignore[arg-type]
         for name in ("loop", "vmap")
     ]
-    for wanted, found in zip(*(steps(each, [0], rounds=2) for each in both), strict=True):
-        assert distance(found.updates.parameters, wanted.updates.parameters.double()) < 1e-4
+    for wanted, found in zip(*(play_rounds(each, [0], rounds=2) for each in both), strict=True):
+        ours, theirs = found.sent.updates.parameters, wanted.sent.updates.parameters
+        assert distance(ours, theirs.double()) < 1e-4
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 5, 7])
@@ -274,7 +275,7 @@ def test_same_seed_same_bits_after_five_rounds(digits: Dataset, device: str) -> 
     finals = []
     for threads in (1, 2):
         federation = Federation(DIGITS, digits, device=device, threads=threads)
-        *_, last = steps(federation, [11], rounds=5, delivered=2)
+        *_, last = play_rounds(federation, [11], rounds=5, deliver=2)
         finals.append(last.after)
     assert torch.equal(finals[0].parameters, finals[1].parameters)
     assert torch.equal(finals[0].buffers, finals[1].buffers)
@@ -287,7 +288,7 @@ def test_cpu_and_cuda_agree_after_a_round() -> None:
     states = []
     for device in ("cpu", "cuda"):
         federation = Federation(config, dataset, device=device)
-        *_, last = steps(federation, [0, 1], rounds=1)
+        *_, last = play_rounds(federation, [0, 1], rounds=1)
         states.append(last.after.parameters.cpu())
     assert (states[0] - states[1]).norm() / states[0].norm() < 1e-4
 
@@ -301,9 +302,7 @@ def made_up(runs: int = 2, clients: int = 5, size: int = 7) -> tuple[ServerState
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
 
-    state = ServerState(
-        draw(runs, size), draw(runs, 3), torch.zeros(runs, size), torch.zeros(runs, size)
-    )
+    state = ServerState(draw(runs, size), draw(runs, 3), draw(runs, size))
     ones = torch.ones(runs, clients)
     return state, Updates(
         draw(runs, clients, size), draw(runs, clients, 3), ones.bool(), ones,
@@ -323,9 +322,13 @@ def test_average_is_the_mean_of_the_delivered(digits: Dataset) -> None:
     torch.testing.assert_close(after.parameters[0], state.parameters[0] - 0.5 * mean)
     torch.testing.assert_close(after.buffers[0], updates.buffers[0, [0, 2]].mean(0))
     torch.testing.assert_close(after.previous[0], mean)
-    # Nobody delivered in the second run: nothing changes, to the bit.
-    for name in ("parameters", "buffers", "momentum", "previous"):
-        assert torch.equal(getattr(after, name)[1], getattr(state, name)[1])
+    # Nobody delivered in the second run: the model stays, to the bit, and clients who compare
+    # the two broadcast models find no difference; the last aggregate is kept if asked for.
+    assert torch.equal(after.parameters[1], state.parameters[1])
+    assert torch.equal(after.buffers[1], state.buffers[1])
+    assert not after.previous[1].any()
+    kept = server(digits, previous_update="last").average(state, updates, delivered)
+    assert torch.equal(kept.previous[1], state.previous[1])
 
 
 def test_weights_by_sample_count(digits: Dataset) -> None:
@@ -340,6 +343,7 @@ def test_weights_by_sample_count(digits: Dataset) -> None:
 def test_server_momentum_accumulates(digits: Dataset) -> None:
     state, updates = made_up()
     federation = server(digits, server_momentum=0.9)
+    state = replace(state, memory=federation.rule.init(state.parameters))
     delivered = torch.ones(2, 5).bool()
     twice = federation.average(federation.average(state, updates, delivered), updates, delivered)
     mean = updates.parameters.mean(1)
@@ -347,7 +351,7 @@ def test_server_momentum_accumulates(digits: Dataset) -> None:
     # g_{t-1}, which the next deviations are taken from, is what was aggregated, without momentum.
     torch.testing.assert_close(twice.previous, mean)
     same = replace(updates, parameters=mean[:, None].expand(-1, 5, -1))
-    assert gram(same, twice.previous)[1].max() < 1e-10
+    assert gram(same, twice.previous).max() < 1e-10
 
 
 def test_a_client_that_is_not_finite_counts_as_not_delivered(digits: Dataset) -> None:
@@ -365,9 +369,9 @@ def test_a_client_that_is_not_finite_counts_as_not_delivered(digits: Dataset) ->
     after = federation.average(state, bad, everyone(federation))
     good = torch.tensor([[True, False, False, True]])
     assert torch.equal(after.parameters, federation.average(state, updates, good).parameters)
-    inner, deviation = gram(bad, state.previous)
+    inner = gram(bad, state.previous)
     assert inner.isfinite().all()
-    assert deviation[0, 1] == 0
+    assert inner[0, 1, 1] == 0
 
 
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
@@ -385,12 +389,12 @@ def test_gram_sums_to_the_second_term() -> None:
     """sum over pairs of <d_n, d_n'> = |sum of d_n|^2, what the reward needs (eq. 29)."""
     _, updates = made_up()
     previous = updates.parameters.mean(1) * 0.3
-    inner, deviation = gram(updates, previous)
+    inner = gram(updates, previous)
     d = previous[:, None] - updates.parameters
     for chosen in ([0], [1, 3], [0, 2, 4]):
         total = inner[:, chosen][:, :, chosen].sum((1, 2))
         torch.testing.assert_close(total, d[:, chosen].sum(1).square().sum(1))
-    torch.testing.assert_close(deviation, d.square().sum(2))
+    torch.testing.assert_close(inner.diagonal(dim1=1, dim2=2), d.square().sum(2))
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -476,7 +480,9 @@ def test_fused_block_is_the_three_layers(order: str, negative: bool) -> None:
 
 def test_random_delivery_is_uniform() -> None:
     seeds = range(2000)
-    chosen = random_delivery(list(seeds), 3, 10, 4, torch.device("cpu"))
+    everybody = Updates(*(torch.ones(2000, 10, dtype=torch.bool) for _ in range(5)))
+    sent = Sent(3, ServerState(*(torch.zeros(2000, 1) for _ in range(3))), everybody, (None, None))
+    chosen = random_delivery(list(seeds), 10, 4)(sent)
     assert chosen.sum(1).unique().tolist() == [4]
     # 2,000 draws of probability 0.4: 4.5 standard deviations of a frequency.
     assert (chosen.float().mean(0) - 0.4).abs().max() < 4.5 * (0.4 * 0.6 / 2000) ** 0.5

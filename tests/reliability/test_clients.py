@@ -13,15 +13,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedfade.config import Config, load_config
-from fedfade.experiments import Comparison, Row, RunFolder
+from fedfade.config import Config, LearningConfig, load_config
+from fedfade.experiments import Comparison, Row, RunFolder, SideBySide
 from fedfade.experiments.report import left_out_lines, write_report
 from fedfade.learning import ServerState, Updates, gram
-from fedfade.learning.averaging import average, is_finite
+from fedfade.learning.averaging import is_finite, mean_of_arrived
+from fedfade.learning.server_rules import Mean, Momentum
 from fedfade.uplink import normalised_inner
 from tests.conftest import TINY
 
 CPU = torch.device("cpu")
+LEARNING = LearningConfig(server_momentum=0.9)
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +49,9 @@ def run(
     comparison.federation.train = spoiled  # type: ignore[method-assign, assignment]
     place = RunFolder(folder / "run", config, CPU)
     with place.open():
-        rows = comparison.run(place, lambda done, doing: None)
-        place.finish(**comparison.facts())
-        write_report(place.path, config, place.record, rows)
-    assert comparison.reached is not None
-    return rows, comparison.reached.state
+        SideBySide([comparison], [place]).run(lambda done, doing: None)
+        write_report(place.path, config, place.record, comparison.rows)
+    return comparison.rows, comparison.at.state
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30, 3e38])
@@ -103,7 +103,7 @@ def test_all_clients_gone(config: Config, tmp_path: Path) -> None:
         updates.parameters.fill_(math.nan)
 
     rows, state = run(config, tmp_path, spoil)
-    first = Comparison(config, CPU).start().state
+    first = Comparison(config, CPU).at.state
     assert torch.equal(state.parameters, first.parameters)
     assert torch.equal(state.buffers, first.buffers)
     assert all(row.delivered == 0 and row.not_finite == 4 for row in rows)
@@ -177,13 +177,14 @@ def test_no_update_makes_the_server_stumble(
     none, ones = torch.zeros(1, count, 0), torch.ones(1, count)
     sent = Updates(g, none, is_finite(g, none), ones, ones)
     before = torch.tensor([previous])
-    inner, deviation = gram(sent, before)
+    inner = gram(sent, before)
     assert bool(inner.isfinite().all())
-    assert bool(deviation.isfinite().all())
     assert bool(normalised_inner(inner).isfinite().all())
-    state = ServerState(before, torch.zeros(1, 0), torch.zeros(1, 3), before)
     weight = torch.tensor([delivered[:count]], dtype=torch.float32)
-    after = average(state, sent, weight, rate=1.0, momentum=0.9)
-    assert bool(after.parameters.isfinite().all())
-    if not bool((weight.bool() & sent.finite).any()):
-        assert torch.equal(after.parameters, before)
+    arrived = mean_of_arrived(sent, weight)
+    for rule in (Mean(LEARNING), Momentum(LEARNING)):
+        step, memory = rule.apply(rule.init(before), arrived)
+        assert bool(step.isfinite().all())
+        assert all(bool(tensor.isfinite().all()) for tensor in memory.values())
+        if not bool((weight.bool() & sent.finite).any()):
+            assert not step.any()

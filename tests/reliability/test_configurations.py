@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedfade.agents import Trainer
 from fedfade.config import Config, config_from_tree, render_config
 from fedfade.errors import UserError
-from fedfade.experiments import Comparison, RunFolder
+from fedfade.experiments import Comparison, RunFolder, SideBySide
 from fedfade.storage import write_npz
 from tests.reliability import EXAMPLES
 from tests.reliability.configurations import Tree, configurations
@@ -64,8 +64,8 @@ def test_every_valid_configuration_compares(tree: Tree, few_images: str, tmp_pat
         one_sentence(error)
         return
     with folder.open():
-        rows = comparison.run(folder, lambda done, doing: None)
-    for row in rows:
+        SideBySide([comparison], [folder]).run(lambda done, doing: None)
+    for row in comparison.rows:
         measured = ["delivered", "bits_sent", "bits_wasted", "sum_rate_bps", "reward"]
         for name in measured:
             value = getattr(row, name)

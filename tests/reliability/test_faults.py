@@ -22,9 +22,7 @@ from fedfade.agents import Trainer, train
 from fedfade.agents.checkpoint import has_checkpoint
 from fedfade.config import Config, load_config
 from fedfade.errors import UserError
-from fedfade.experiments import Comparison, RunFolder
-from fedfade.experiments.comparison import SideBySide
-from fedfade.experiments.course import Course
+from fedfade.experiments import Comparison, RunFolder, SideBySide
 from tests.conftest import TINY
 from tests.reliability.kills import SMALL_CELL, overrides, train_facts, train_readable
 
@@ -49,14 +47,14 @@ class Compared:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.comparison = Comparison(config, CPU)
+        self.federation = Comparison(config, CPU).federation
 
     def run(self, folder: Path, progress: Callable[[int, str], None] = lambda n, d: None) -> str:
         place = RunFolder(folder, self.config, CPU)
         with place.open():
             if not place.finished:
-                self.comparison.run(place, progress)
-                place.finish(**self.comparison.facts())
+                comparison = Comparison(self.config, CPU, federation=self.federation)
+                SideBySide([comparison], [place]).run(progress)
         models = str(sorted(place.record["models"].items()))
         return place.metrics.read_text() + models
 
@@ -287,7 +285,8 @@ def test_an_interrupt_at_any_line_of_a_comparison(
     compared: Compared, whole: str, tmp_path: Path
 ) -> None:
     """KeyboardInterrupt before each line that the loop over rounds executes; then it goes on."""
-    loop = (SideBySide.run, Course.add, Course.save_if_due, Course.save, Course.finish)
+    own = (Comparison.add, Comparison.save_if_due, Comparison.save, Comparison.finish)
+    loop = (SideBySide.run, *own)
     codes = {function.__code__ for function in loop}
 
     def run(folder: Path, stop_at: int) -> int:

@@ -19,7 +19,7 @@ from pandas import DataFrame
 from fedfade.agents.checkpoint import load_checkpoint
 from fedfade.config import changed, load_config
 from fedfade.errors import UserError
-from fedfade.experiments import Comparison, RunFolder, read_rows, series
+from fedfade.experiments import compare_many, read_rows, series
 from fedfade.experiments.bound import bound_under
 from fedfade.experiments.points import KINDS
 from fedfade.experiments.sweep import load_sweep
@@ -402,9 +402,7 @@ def test_figures_of_one_seed_say_so(seeds: int) -> None:
 def test_the_bound_under_a_policy_is_the_bias_a_comparison_records(tmp_path: Path) -> None:
     device = torch.device("cpu")
     config = load_config("paper", [*TINY, "run.seeds=1", "allocation.policies=[max-sum-rate]"])
-    folder = RunFolder(tmp_path / "run", config, device)
-    with folder.open():
-        rows = Comparison(config, device).run(folder, lambda done, doing: None)
+    (rows,) = compare_many([config], [tmp_path / "run"], device)
     measured = [row.deviation for row in bound_under(config, "max-sum-rate", device, draws=2)]
     recorded = series(rows, "max-sum-rate", "gradient_bias")[0]
     # Two ways of summing 94,410 float32 values.

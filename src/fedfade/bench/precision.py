@@ -14,8 +14,7 @@ from fedfade.bench import machine, without_compiling
 from fedfade.bench.stage import REDUCED, forget
 from fedfade.config import Config, Precision, load_config
 from fedfade.device import matrix_products
-from fedfade.learning import Federation, load_data
-from fedfade.learning.fedavg import learning_curve
+from fedfade.learning import Federation, learning_curve, load_data
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 

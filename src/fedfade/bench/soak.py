@@ -91,19 +91,17 @@ def measure(rounds: int = 2000, batches: int = 2000) -> dict[str, object]:
 
 
 def _compare(rounds: int, folder: Path) -> dict[str, object]:
-    from fedfade.experiments import Comparison, RunFolder
+    from fedfade.experiments import compare_many
 
     policies = "allocation.policies=[max-sum-rate]"
     config = load_config("paper", [*SMALL, policies, f"run.rounds={rounds}"])
     device, memory, start = torch.device("cpu"), Memory(rounds), time.perf_counter()
-    place = RunFolder(folder / "compare", config, device)
 
     def progress(done: int, doing: str) -> None:
         if doing == "evaluation":
             memory.look(done)
 
-    with place.open():
-        Comparison(config, device).run(place, progress)
+    compare_many([config], [folder / "compare"], device, progress)
     return {"compare_s": time.perf_counter() - start, **memory.figures("compare")}
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fedfade.agents.run import save
 from fedfade.agents.trainer import Trainer
@@ -33,9 +34,9 @@ from fedfade.bench.whole_training import five_seeds, training
 from fedfade.config import LearningConfig, Precision
 from fedfade.device import matrix_products
 from fedfade.errors import not_allowed
-from fedfade.experiments.comparison import Comparison, SideBySide
-from fedfade.experiments.course import Reached
-from fedfade.learning import Federation, gram
+from fedfade.experiments import Comparison, SideBySide
+from fedfade.learning import Federation, Models, Sent, send
+from fedfade.learning import federated_round as one_round
 from fedfade.radio import Cell, Channel
 
 ALPHAS, CLUSTERS = (0.5, 5, 50), (14, 21, 28)
@@ -47,16 +48,15 @@ POLICIES = ["random", "max-individual-rate", "max-sum-rate", "perfect"]
 
 def federated_round(federation: Federation, seeds: Sequence[int]) -> Callable[[], None]:
     """Rounds in which everybody delivers, one a call."""
-    state, number = federation.start(seeds), 0
-    everybody = torch.ones(
-        len(seeds), federation.config.clients, dtype=torch.bool, device=federation.device
-    )
+    models = Models([(federation, seeds)])
+    state, number = models.start(), 0
+
+    def everybody(sent: Sent) -> Tensor:
+        return torch.ones(sent.inner.shape[:2], dtype=torch.bool, device=federation.device)
 
     def play() -> None:
         nonlocal state, number
-        updates = federation.train(state, seeds, number)
-        gram(updates, state.previous)
-        state = federation.average(state, updates, everybody)
+        state = one_round(models, state, number, everybody, test=False).after
         number += 1
 
     return play
@@ -143,23 +143,20 @@ def schedule(stage: Stage) -> Iterable[Figure]:
 def grid(stage: Stage) -> Iterable[Figure]:
     """Nine cells x five policies x 5 seeds x 100 rounds, projected from a few rounds of all."""
     comparisons = _cells(stage)
-    start = {place: one.start() for place, one in enumerate(comparisons)}
-
-    def play(together: SideBySide, at: dict[int, Reached], rounds: int) -> dict[int, Reached]:
-        for _ in range(rounds):
-            played = together.play(at, lambda doing: None)
-            at = {place: one.after for place, one in played.items()}
-        return at
-
     together = SideBySide(comparisons)
-    together.train(start)  # compiles
-    reached: list[dict[int, Reached]] = []
-    first_s = seconds(lambda: reached.append(play(together, start, 1)), stage.device)
+    models = together.table(comparisons).models
+    send(models, models.start(), 0)  # compiles
     count = stage.sizes.grid_rounds
-    round_s = seconds(lambda: play(together, reached[0], count), stage.device) / count
+
+    def play(rounds: int) -> None:
+        for _ in range(rounds):
+            together.play(comparisons, lambda doing: None)
+
+    first_s = seconds(lambda: play(1), stage.device)
+    round_s = seconds(lambda: play(count), stage.device) / count
     # The first round also plays many rounds ahead under policies that do not look at gradients.
     rounds = comparisons[0].config.run.rounds
-    ahead = min(uploads.rounds_ahead for _, uploads in together._uploads)
+    ahead = min(group.rounds_ahead for _, group in together.groups)
     whole_s = rounds * round_s + math.ceil(rounds / ahead) * max(0.0, first_s - round_s)
     note = f"{round_s:.3g} s a round, {first_s:.3g} s to play {ahead} ahead"
     yield Figure("accuracy grid", "min", whole_s / 60, stage.wanted(10), note=note)

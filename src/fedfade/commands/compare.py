@@ -49,8 +49,7 @@ def compare(
     """Run every policy on the same channel and data; write a report with pictures."""
     from fedfade.config import load_config, preset_names
     from fedfade.device import pick_device
-    from fedfade.experiments import Comparison, RunFolder, write_report
-    from fedfade.experiments.comparison import stored_rows
+    from fedfade.experiments import RunFolder, batches, stored_rows, write_report
     from fedfade.experiments.report import left_out_lines
 
     fields = {
@@ -74,13 +73,12 @@ def compare(
     with stopping_cleanly(f"the same command continues in {folder.path}"), folder.open():
         if folder.finished:
             console.print(f"already finished: {folder.path}", highlight=False)
-            rows = stored_rows(folder)
         else:
-            comparison = Comparison(config, chosen)
-            console.print(comparison.alone.plan, highlight=False)
-            with time_left("rounds", config.run.rounds) as progress:
-                rows = comparison.run(folder, progress)
-            folder.finish(**comparison.facts())
+            (batch,) = batches([folder], chosen)
+            console.print(batch.plan, highlight=False)
+            with time_left("rounds", config.run.rounds) as tell:
+                batch.run(tell)
+        rows = stored_rows(folder)
         record = folder.record
         report = write_report(folder.path, config, record, rows)
     _print_summary(rows, config.learning.clients, record.get("scopes", {}))
@@ -114,13 +112,14 @@ def _with_shipped(config: Config, console: Console) -> dict[str, list[str]]:
 
 
 def _print_summary(rows: Sequence[Row], clients: int, scopes: Mapping[str, str]) -> None:
-    from fedfade.experiments.report import HEADINGS, genie_line, summaries, table_cells, verdict
+    from fedfade.experiments.report import genie_line, summary_table, verdict
 
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    for place, heading in enumerate(HEADINGS):
+    headings, *lines = summary_table(rows, scopes)
+    for place, heading in enumerate(headings):
         table.add_column(heading, justify="left" if place < 2 else "right", no_wrap=place > 0)
-    for line in summaries(rows):
-        table.add_row(*table_cells(line, scopes))
+    for line in lines:
+        table.add_row(*line)
     console = Console()
     if not console.is_terminal:
         console.width = 110  # a file or pipe has no width of its own

@@ -23,7 +23,7 @@ from fedfade.commands.options import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fedfade.learning.fedavg import Point
+    from fedfade.learning.round import CurvePoint
 
 
 def learn(
@@ -46,8 +46,7 @@ def learn(
     """Train with perfect uploads (or a random few) and report the test accuracy."""
     from fedfade.config import load_config
     from fedfade.device import pick_device
-    from fedfade.learning import Federation, load_data
-    from fedfade.learning.fedavg import learning_curve
+    from fedfade.learning import Federation, learning_curve, load_data
     from fedfade.storage import check_folder
 
     if out is not None:
@@ -103,7 +102,7 @@ def learn(
         )
 
 
-def _write(out: Path, points: Sequence[Point], seeds: Sequence[int], title: str) -> None:
+def _write(out: Path, points: Sequence[CurvePoint], seeds: Sequence[int], title: str) -> None:
     from fedfade.learning.figures import learning_curves, save
     from fedfade.storage import write_text
 

@@ -1,7 +1,5 @@
 """The convergence bound along a run in which an allocation policy decides who delivers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch
@@ -13,9 +11,8 @@ from fedfade.device import one_thread
 from fedfade.errors import not_allowed
 from fedfade.experiments.comparison import compared_policy
 from fedfade.experiments.uploads import Uplink
-from fedfade.learning import Federation, ServerState, Updates, gram, load_data
+from fedfade.learning import Deliver, Federation, Sent, load_data
 from fedfade.learning.estimation import BoundRow, bound_along_run
-from fedfade.learning.fedavg import Delivery
 
 
 def bound_under(
@@ -25,11 +22,11 @@ def bound_under(
     federation = Federation(
         config.learning, load_data(config.learning), device=device, precision=config.run.precision
     )
-    delivered = policy_delivery(config, policy, federation)
-    return bound_along_run(federation, config.run.seed, config.run.rounds, delivered, draws)
+    deliver = policy_delivery(config, policy, federation)
+    return bound_along_run(federation, config.run.seed, config.run.rounds, deliver, draws)
 
 
-def policy_delivery(config: Config, name: str, federation: Federation) -> Delivery | None:
+def policy_delivery(config: Config, name: str, federation: Federation) -> Deliver | None:
     """Who delivers under a policy: the uploads `fedfade compare` plays on the first seed."""
     if name == GENIE:
         raise not_allowed("--policy", name, "a policy that sends, or perfect")
@@ -39,9 +36,8 @@ def policy_delivery(config: Config, name: str, federation: Federation) -> Delive
     one_seed = config.model_copy(update={"run": config.run.model_copy(update={"seeds": 1})})
     uplink = Uplink(one_seed, federation.payload_bits, federation.device)
 
-    def deliver(number: int, state: ServerState, updates: Updates) -> Tensor:
-        inner, _ = gram(updates, state.previous)
+    def deliver(sent: Sent) -> Tensor:
         with one_thread():
-            return uplink.play(policy, number, inner).delivered
+            return uplink.play(policy, sent.number, sent.inner).delivered
 
     return deliver

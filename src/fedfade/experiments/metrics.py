@@ -1,20 +1,113 @@
-"""What is kept of every round: one row per seed, policy and round, as CSV."""
+"""What is kept of every round: one row per seed, policy and round, as CSV.
 
-from __future__ import annotations
+A metric is declared once, as a field of `Row`: how it is measured (`Measured`) and, if tables are
+to show it, how it is boiled down over seeds and rounds (`Shown`). Rows, files, tables and the
+report follow from that.
+"""
 
 import csv
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from types import SimpleNamespace
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
+from fedfade.allocation import Outcome
 from fedfade.config import Config
 from fedfade.errors import UserError
 from fedfade.storage import read_bytes, write_text
+
+_MAX_BYTES = 2**30
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class RunRound:
+    """One run in one round, on the CPU: what its row is made from."""
+
+    payload_bits: float
+    accuracy: float  # NaN in rounds that are not evaluated
+    loss: float
+    train_loss: float
+    bias: float
+    delivered: Tensor  # [client] bool
+    finite: Tensor  # [client] bool
+    uploads: Tensor  # [client] rounds delivered in so far, this one included
+    outcome: Outcome | None  # of this episode; None where every upload succeeds
+
+    @property
+    def bits(self) -> float:
+        """Bits received from all clients."""
+        if self.outcome is None:
+            return self.payload_bits * int(self.delivered.sum())
+        return float(self.outcome.bits.sum())
+
+    def of_slots(self, name: str) -> float:
+        """A number of the slots played; NaN where there were none."""
+        return math.nan if self.outcome is None else float(getattr(self.outcome, name))
+
+
+class Measured(NamedTuple):
+    """How a metric is found."""
+
+    value: Callable[[RunRound], Any]
+
+
+class Shown(NamedTuple):
+    """A column of the summary table, from a policy's numbers by name: [seed, round]."""
+
+    name: str
+    heading: str
+    value: Callable[[Callable[[str], Numbers]], float | tuple[float, ...]]
+    text: str = "{:.2f}"
+    scale: float = 1.0
+
+    def format(self, value: float | tuple[float, ...]) -> str:
+        """As text; a dash for what was not measured."""
+        scaled = self.scale * np.atleast_1d(value)
+        return "-" if np.isnan(scaled).any() else self.text.format(*scaled)
+
+
+def _numbers(members: Tensor) -> str:
+    return " ".join(str(n) for n in members.nonzero().flatten().tolist())
+
+
+def jain(uploads: Numbers) -> float:
+    """Jain's fairness index: 1 when all clients got through equally often, 1/N for only one.
+
+    >>> jain(np.array([1.0, 1.0, 0.0, 0.0]))
+    0.5
+    """
+    total = float((uploads**2).sum())
+    return float(uploads.sum()) ** 2 / (len(uploads) * total) if total > 0 else math.nan
+
+
+def _mean(numbers: NDArray[Any]) -> float:
+    return float(numbers.mean())
+
+
+def _middle(numbers: Numbers) -> float:
+    return float(np.median(numbers))
+
+
+def _band(of: Callable[[str], Numbers]) -> tuple[float, ...]:
+    return tuple(np.percentile(of("accuracy")[:, -1], [10, 90]).tolist())
+
+
+def _wasted(of: Callable[[str], Numbers]) -> float:
+    sent = of("bits_sent").sum()
+    return float(of("bits_wasted").sum() / sent) if sent > 0 else math.nan
+
+
+def _fairness(of: Callable[[str], Numbers]) -> float:
+    final = of("fairness")[:, -1]
+    return math.nan if np.isnan(final).all() else float(np.nanmean(final))
 
 
 class Row(NamedTuple):
@@ -23,23 +116,86 @@ class Row(NamedTuple):
     seed: int
     policy: str
     round: int
-    accuracy: float  # test accuracy after the round's average
-    loss: float  # test loss
-    train_loss: float  # mean over clients and local steps
-    delivered: float  # clients that delivered; for the genie: its bound
-    delivered_clients: str  # their numbers, separated by blanks
-    bits_sent: float  # received from all clients
-    bits_wasted: float  # of these, from clients that did not finish
-    sum_rate_bps: float  # mean over slots
-    gradient_bias: float  # |mean of all updates - mean of those delivered|^2 (eq. 25, second term)
-    fairness: float  # Jain's index of uploads per client since round 0
-    reward: float  # sum of slot rewards
-    not_finite: int  # clients whose update was not finite and was left out
-    not_finite_clients: str  # their numbers, separated by blanks
+    # test accuracy after the round's average
+    accuracy: Annotated[
+        float,
+        Measured(lambda run: run.accuracy),
+        Shown(
+            "accuracy", "acc. %", lambda of: float(np.median(of("accuracy")[:, -1])), "{:.1f}", 100
+        ),
+        Shown("band", "10-90 %", _band, "{:.1f}-{:.1f}", 100),
+    ]
+    loss: Annotated[float, Measured(lambda run: run.loss)]  # test loss
+    # mean over clients and local steps
+    train_loss: Annotated[float, Measured(lambda run: run.train_loss)]
+    # clients that delivered; for the genie: its bound
+    delivered: Annotated[
+        float,
+        Measured(lambda run: float(run.delivered.sum())),
+        Shown("uploads", "uploads", lambda of: _mean(of("delivered"))),
+        Shown(
+            "empty_rounds",
+            "empty %",
+            lambda of: float((of("delivered") == 0).mean()),
+            "{:.0f}",
+            100,
+        ),
+    ]
+    delivered_clients: Annotated[str, Measured(lambda run: _numbers(run.delivered))]
+    bits_sent: Annotated[float, Measured(lambda run: run.bits)]  # received from all clients
+    # of these, from clients that did not finish
+    bits_wasted: Annotated[
+        float,
+        Measured(lambda r: max(0.0, r.bits - r.payload_bits * int(r.delivered.sum()))),
+        Shown("wasted", "wasted %", _wasted, "{:.0f}", 100),
+    ]
+    # mean over slots
+    sum_rate_bps: Annotated[
+        float,
+        Measured(lambda run: run.of_slots("sum_rate_bps")),
+        Shown(
+            "sum_rate_bps", "Mbit/s", lambda of: float(of("sum_rate_bps").mean()), "{:.1f}", 1e-6
+        ),
+    ]
+    # |mean of all updates - mean of those delivered|^2, the bound's second term (paper: eq. 25)
+    gradient_bias: Annotated[float, Measured(lambda run: run.bias)]
+    # Jain's index of uploads per client since round 0
+    fairness: Annotated[
+        float,
+        Measured(lambda run: jain(run.uploads.numpy().astype(float))),
+        Shown("fairness", "fair", _fairness),
+    ]
+    reward: Annotated[float, Measured(lambda run: run.of_slots("reward"))]  # sum of slot rewards
+    # clients whose update was not finite and was left out
+    not_finite: Annotated[int, Measured(lambda run: int((~run.finite).sum()))]
+    not_finite_clients: Annotated[str, Measured(lambda run: _numbers(~run.finite))]
 
 
 _TYPES = get_type_hints(Row)
-_MAX_BYTES = 2**30
+_NOTES = {
+    name: getattr(hint, "__metadata__", ())
+    for name, hint in get_type_hints(Row, include_extras=True).items()
+}
+_MEASURED = {
+    name: note.value
+    for name, notes in _NOTES.items()
+    for note in notes
+    if isinstance(note, Measured)
+}
+SHOWN = [note for notes in _NOTES.values() for note in notes if isinstance(note, Shown)]
+"""Columns of the summary table, in order."""
+
+
+def measured_row(seed: int, policy: str, number: int, run: RunRound) -> Row:
+    """The row of a run's round."""
+    return Row(seed, policy, number, **{name: value(run) for name, value in _MEASURED.items()})
+
+
+def bound_row(seed: int, policy: str, number: int, delivered: float) -> Row:
+    """A row that knows nothing but how many could have delivered."""
+    missing: dict[type, Any] = {float: math.nan, str: "", int: 0}
+    blank = {name: missing[_TYPES[name]] for name in _MEASURED}
+    return Row(seed, policy, number, **blank | {"delivered": delivered})
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
@@ -47,8 +203,7 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(Row._fields)
-    for row in rows:
-        writer.writerow(["" if _is_nan(value) else _shown(value) for value in row])
+    writer.writerows(["" if cell != cell else cell for cell in row] for row in rows)  # noqa: PLR0124
     write_text(path, text.getvalue())
 
 
@@ -65,10 +220,8 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def _parse(cells: Sequence[str]) -> Row:
-    values: list[Any] = []
-    for kind, cell in zip(_TYPES.values(), cells, strict=True):
-        values.append(math.nan if kind is float and cell == "" else kind(cell))
-    row = Row(*values)
+    kinds = zip(_TYPES.values(), cells, strict=True)
+    row = Row._make(math.nan if kind is float and not cell else kind(cell) for kind, cell in kinds)
     if not row.policy:
         raise ValueError("no policy")
     return row
@@ -92,70 +245,37 @@ def check_complete(
         )
 
 
-def _is_nan(value: object) -> bool:
-    return isinstance(value, float) and math.isnan(value)
-
-
-def _shown(value: object) -> str:
-    return repr(value) if isinstance(value, float) else str(value)
-
-
 def policies_of(rows: Iterable[Row]) -> list[str]:
     """Policies in order of first appearance."""
     return list(dict.fromkeys(row.policy for row in rows))
 
 
-def series(rows: Iterable[Row], policy: str, field: str) -> NDArray[np.float64]:
+def series(rows: Iterable[Row], policy: str, field: str) -> Numbers:
     """One field of one policy: [seed, round], both in ascending order."""
     chosen = sorted((row for row in rows if row.policy == policy), key=lambda r: (r.seed, r.round))
     seeds = len({row.seed for row in chosen})
     return np.array([getattr(row, field) for row in chosen], float).reshape(seeds, -1)
 
 
-def served(rows: Iterable[Row], policy: str, clients: int) -> NDArray[np.float64]:
+def served(rows: Iterable[Row], policy: str, clients: int) -> Numbers:
     """Share of rounds in which each client delivered: [client]."""
     chosen = [row.delivered_clients.split() for row in rows if row.policy == policy]
     counts = np.bincount([int(c) for cells in chosen for c in cells], minlength=clients)
     return counts / max(1, len(chosen))
 
 
-def jain(uploads: NDArray[np.float64]) -> float:
-    """Jain's fairness index: 1 when all clients got through equally often, 1/N for only one.
-
-    >>> jain(np.array([1.0, 1.0, 0.0, 0.0]))
-    0.5
-    """
-    total = float((uploads**2).sum())
-    return float(uploads.sum()) ** 2 / (len(uploads) * total) if total > 0 else math.nan
-
-
-class Summary(NamedTuple):
-    """One policy over all seeds and rounds."""
+class Summary(SimpleNamespace):
+    """One policy over all seeds and rounds: its name and a number for each of `SHOWN`."""
 
     policy: str
-    accuracy: tuple[float, float, float]  # final: median, 10 %, 90 % over seeds
-    uploads: float  # delivered clients a round
-    empty_rounds: float  # share of rounds in which nobody delivered
-    wasted: float  # share of received bits that came from unfinished uploads
-    fairness: float  # Jain's index at the end
-    sum_rate_bps: float
+
+    def cells(self) -> Iterator[str]:
+        """The numbers as text."""
+        return (shown.format(getattr(self, shown.name)) for shown in SHOWN)
 
 
 def summarise(rows: Sequence[Row], policy: str) -> Summary:
     """The line of the summary table."""
-    accuracy = series(rows, policy, "accuracy")
-    final = accuracy[:, -1]
-    delivered = series(rows, policy, "delivered")
-    sent = series(rows, policy, "bits_sent").sum()
-    wasted = series(rows, policy, "bits_wasted").sum()
-    fairness = series(rows, policy, "fairness")[:, -1]
-    low, middle, high = np.percentile(final, [10, 50, 90])
-    return Summary(
-        policy=policy,
-        accuracy=(float(middle), float(low), float(high)),
-        uploads=float(delivered.mean()),
-        empty_rounds=float((delivered == 0).mean()),
-        wasted=float(wasted / sent) if sent > 0 else math.nan,
-        fairness=float(np.nanmean(fairness)) if not np.isnan(fairness).all() else math.nan,
-        sum_rate_bps=float(series(rows, policy, "sum_rate_bps").mean()),
-    )
+    own = [row for row in rows if row.policy == policy]
+    numbers = {shown.name: shown.value(lambda name: series(own, policy, name)) for shown in SHOWN}
+    return Summary(policy=policy, **numbers)

@@ -10,10 +10,11 @@ from typing import Protocol
 from fedfade.config import Config
 from fedfade.device import pick_device
 from fedfade.errors import UserError
-from fedfade.experiments.comparison import Comparison, stored_rows
+from fedfade.experiments.comparison import stored_rows
 from fedfade.experiments.inputs import check_inputs
 from fedfade.experiments.report import summaries
 from fedfade.experiments.run_folder import RunFolder
+from fedfade.experiments.side_by_side import compare_many
 
 Tell = Callable[[int, int], None]
 """Told how many steps of how many are done."""
@@ -39,15 +40,8 @@ class ComparePoint:
 
     def run(self, config: Config, folder: Path, tell: Tell) -> None:
         """All rounds of all policies."""
-        device = pick_device(config.run.device)
-        place = RunFolder(folder, config, device)
-        with place.open():
-            if place.finished:
-                stored_rows(place)  # refused if damaged
-                return
-            comparison = Comparison(config, device)
-            comparison.run(place, lambda done, doing: tell(done, config.run.rounds))
-            place.finish(**comparison.facts())
+        device, rounds = pick_device(config.run.device), config.run.rounds
+        compare_many([config], [folder], device, lambda done, doing: tell(done, rounds))
 
     def finished(self, config: Config, folder: Path) -> bool:
         """As the run's record says, if it was made from what is there now."""
@@ -63,7 +57,7 @@ class ComparePoint:
         return [
             {
                 "policy": line.policy,
-                "accuracy": line.accuracy[0],
+                "accuracy": line.accuracy,
                 "uploads": line.uploads,
                 "empty_rounds": line.empty_rounds,
                 "wasted": line.wasted,

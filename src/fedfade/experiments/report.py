@@ -12,7 +12,7 @@ from typing import Any
 from fedfade.allocation import GENIE, PERFECT
 from fedfade.config import Config
 from fedfade.experiments import figures
-from fedfade.experiments.metrics import Row, Summary, policies_of, series, summarise
+from fedfade.experiments.metrics import SHOWN, Row, Summary, policies_of, series, summarise
 from fedfade.learning.figures import save
 from fedfade.storage import write_text
 
@@ -74,14 +74,14 @@ def verdict(rows: Sequence[Row], clients: int) -> str:
         verb = f"{'ends' if alone else 'end'} highest in the one seed that was run"
     parts = [
         f"{names} {verb}: final accuracy "
-        + ", ".join(f"{table[w].accuracy[0]:.1%}" for w in winners)
+        + ", ".join(f"{table[w].accuracy:.1%}" for w in winners)
         + f", uploads of {clients} a round "
         + ", ".join(f"{table[w].uploads:.1f}" for w in winners)
         + "."
     ]
     if PERFECT in table:
-        gap = 100 * (table[PERFECT].accuracy[0] - table[winners[0]].accuracy[0])
-        reached = table[PERFECT].accuracy[0]
+        gap = 100 * (table[PERFECT].accuracy - table[winners[0]].accuracy)
+        reached = table[PERFECT].accuracy
         more = "more" if gap >= 0 else "less"
         parts.append(f"Perfect upload reaches {reached:.1%}, {abs(gap):.1f} points {more}.")
     starving = [s.policy for s in table.values() if s.policy != PERFECT and s.uploads < 0.5]
@@ -91,37 +91,11 @@ def verdict(rows: Sequence[Row], clients: int) -> str:
     return " ".join(parts)
 
 
-def table_cells(line: Summary, scopes: Mapping[str, str]) -> list[str]:
-    """The summary line as text, for the terminal and the page alike."""
-    middle, low, high = line.accuracy
-    return [
-        line.policy,
-        scopes.get(line.policy, "bound"),
-        f"{100 * middle:.1f}",
-        f"{100 * low:.1f}-{100 * high:.1f}",
-        f"{line.uploads:.2f}",
-        f"{100 * line.empty_rounds:.0f}",
-        _percent(line.wasted),
-        "-" if math.isnan(line.fairness) else f"{line.fairness:.2f}",
-        "-" if math.isnan(line.sum_rate_bps) else f"{line.sum_rate_bps / 1e6:.1f}",
-    ]
-
-
-HEADINGS = [
-    "policy",
-    "knows",
-    "acc. %",
-    "10-90 %",
-    "uploads",
-    "empty %",
-    "wasted %",
-    "fair",
-    "Mbit/s",
-]
-
-
-def _percent(value: float) -> str:
-    return "-" if math.isnan(value) else f"{100 * value:.0f}"
+def summary_table(rows: Sequence[Row], scopes: Mapping[str, str]) -> list[list[str]]:
+    """Headings and a line per policy as text, for the terminal and the page alike."""
+    headings = ["policy", "knows", *(shown.heading for shown in SHOWN)]
+    lines = [[s.policy, scopes.get(s.policy, "bound"), *s.cells()] for s in summaries(rows)]
+    return [headings, *lines]
 
 
 def genie_line(rows: Sequence[Row]) -> str | None:
@@ -199,13 +173,12 @@ def _page(
     images: Mapping[str, str],
     config_text: str,
 ) -> str:
-    table = summaries(rows)
     best = level_with_best(rows)
-    scopes = record.get("scopes") or {}
+    headings, *table = summary_table(rows, record.get("scopes") or {})
     lines = []
     for line in table:
-        mark = ' class="best"' if line.policy in best else ""
-        cells = "".join(f"<td>{escape(cell)}</td>" for cell in table_cells(line, scopes))
+        mark = ' class="best"' if line[0] in best else ""
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in line)
         lines.append(f"<tr{mark}>{cells}</tr>")
     learning, radio, run = config.learning, config.radio, config.run
     setting = (
@@ -221,7 +194,7 @@ def _page(
     def picture(name: str, text: str) -> str:
         return f'<p><img alt="{escape(text)}" src="data:image/png;base64,{images[name]}"></p>'
 
-    head = "".join(f"<th>{escape(word)}</th>" for word in HEADINGS)
+    head = "".join(f"<th>{escape(word)}</th>" for word in headings)
     bad = "".join(f"<p>{escape(line)}</p>" for line in left_out_lines(rows))
     genie = genie_line(rows)
     return f"""<!doctype html>

@@ -1,15 +1,19 @@
 """The radio side of comparisons: rounds as upload problems, played many at a time."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedfade.allocation import Outcome, Policy, genie_bound, gradient_aware, play_round
-from fedfade.allocation.play import RecordedRounds
+from fedfade.allocation import (
+    Outcome,
+    Policy,
+    RecordedRounds,
+    genie_bound,
+    play_round,
+)
 from fedfade.config import Config
 from fedfade.device import spare_bytes
 from fedfade.radio import Cell, Channel, db_to_linear
@@ -36,9 +40,8 @@ class Uplink:
     @property
     def scenario_key(self) -> str:
         """Equal for uplinks whose episodes can be played in one batch."""
-        values = {f.name: getattr(self.scenario, f.name) for f in fields(self.scenario)}
-        plain = [v.tolist() if isinstance(v, Tensor) else v for v in values.values()]
-        return repr(plain)
+        values = [getattr(self.scenario, field.name) for field in fields(self.scenario)]
+        return repr([v.tolist() if isinstance(v, Tensor) else v for v in values])
 
     @property
     def key(self) -> str:
@@ -75,26 +78,25 @@ class Uplink:
         return play_round(policy, self.scenario, self.round(number, inner), keys, record)
 
 
-class Uploads:
+class UploadGroup:
     """Uplinks of one scenario side by side, under the same policies.
 
-    Policies that do not look at gradients play as many rounds ahead as the memory set aside
-    holds; the others play one round at a time, of all uplinks together.
+    Rounds are drawn ahead, and policies that do not look at gradients play them ahead, as many
+    as the memory set aside holds: a cache, which changes no number.
     """
 
     def __init__(
         self, uplinks: Sequence[Uplink], policies: Sequence[Policy], with_genie: bool
     ) -> None:
         self._uplinks = list({uplink.key: uplink for uplink in uplinks}.values())
-        places = {uplink.key: place for place, uplink in enumerate(self._uplinks)}
-        self._place = [places[uplink.key] for uplink in uplinks]  # whose episodes are whose
-        self._policies = policies
-        self.with_genie = with_genie
-        self._scenario = uplinks[0].scenario
-        self._window = range(0)
+        keys = [uplink.key for uplink in self._uplinks]
+        self._place = [keys.index(uplink.key) for uplink in uplinks]  # whose episodes are whose
+        self.policies, self._with_genie = policies, with_genie
+        self.scenario = uplinks[0].scenario
+        self._window = range(0)  # the rounds drawn ahead
         self._rounds: Round | None = None
-        self._outcomes: dict[str, Outcome] = {}
         self._genie: Tensor | None = None
+        self.played: dict[str, Outcome] = {}  # by policy, of all rounds in the window
         self._recorded: dict[str, RecordedRounds] = {}
         self.rounds_ahead = self._rounds_ahead()
 
@@ -103,108 +105,83 @@ class Uploads:
         """Episodes of one round: seeds of all different uplinks."""
         return sum(len(uplink.seeds) for uplink in self._uplinks)
 
-    def outcomes(
-        self, number: int, inner: Mapping[int, Mapping[str, Tensor]]
-    ) -> dict[int, dict[str, Outcome]]:
-        """A round of some uplinks, `inner` having the Gram matrices of each and policy.
-
-        `delivered` stays on the device; what only tables want is on the CPU.
-        """
-        self._look_ahead(number)
-        answer: dict[int, dict[str, Outcome]] = {member: {} for member in inner}
-        episodes = self._episodes(inner, number)
-        for policy in self._policies:
-            grams = torch.cat([own[policy.name] for own in inner.values()])
-            if gradient_aware(policy):
-                played = self._play_now(policy, number, list(inner), episodes, grams)
-            else:
-                whole = self._outcomes[policy.name]
-                played = self._with_gradients(_taken(whole, episodes), grams)
-            played = _moved(played)
-            first = 0
-            for member, own in inner.items():
-                rows = slice(first, first + len(own[policy.name]))
-                answer[member][policy.name] = _taken(played, rows)
-                first = rows.stop
-        return answer
-
-    def genie(self, number: int, member: int) -> Tensor:
-        """The genie's bound: [seed]."""
-        self._look_ahead(number)
-        assert self._genie is not None
-        rows = self._rows(member, number)
-        return self._genie[rows.start : rows.stop : rows.step]
-
-    # --- many rounds ahead ------------------------------------------------------------------------
-
     def _rounds_ahead(self) -> int:
-        scenario = self._scenario
+        scenario = self.scenario
         gains = self.episodes_a_round * scenario.slots * scenario.clients * scenario.bands
         fit = max(1, spare_bytes(scenario.device, _AHEAD_SHARE, _AHEAD_BYTES) // (4 * gains))
         limit = _AHEAD_ROUNDS if scenario.device.type == "cpu" else scenario.rounds
         return min(fit, limit, scenario.rounds)
 
-    def _look_ahead(self, first: int) -> None:
+    def draw_ahead(self, first: int) -> None:
+        """The channel of the rounds from `first` on, unless it is there."""
         if first in self._window:
             return
-        self._rounds, self._outcomes, self._genie = None, {}, None  # before the next are made
-        window = range(first, min(first + self.rounds_ahead, self._scenario.rounds))
+        self._rounds, self.played, self._genie = None, {}, None  # before the next are made
+        window = range(first, min(first + self.rounds_ahead, self.scenario.rounds))
         self._rounds = joined([uplink.rounds(window) for uplink in self._uplinks])
-        for policy in self._policies:
-            if not gradient_aware(policy):
-                keys = torch.cat([uplink.keys(policy.name, *window) for uplink in self._uplinks])
-                outcome = play_round(policy, self._scenario, self._rounds, keys)
-                self._outcomes[policy.name] = outcome
-        if self.with_genie:
-            self._genie = genie_bound(self._scenario, self._rounds)
+        if self._with_genie:
+            self._genie = genie_bound(self.scenario, self._rounds)
         self._window = window
 
-    def _rows(self, member: int, number: int) -> range:
-        """Episodes of a round of one uplink among those played ahead: a step from seed to seed."""
-        place, step = self._place[member], len(self._window)
-        start = sum(len(uplink.seeds) for uplink in self._uplinks[:place]) * step
-        stop = start + len(self._uplinks[place].seeds) * step
-        return range(start + self._window.index(number), stop, step)
-
-    def _episodes(self, members: Iterable[int], number: int) -> Tensor:
-        rows = [row for member in members for row in self._rows(member, number)]
-        return torch.tensor(rows).to(self._scenario.device, non_blocking=True)
-
-    def _with_gradients(self, outcome: Outcome, inner: Tensor) -> Outcome:
-        """Add the part of the reward that was unknown when the round was played ahead."""
-        known = round_reward(self._scenario, torch.zeros_like(inner), outcome.delivered)
-        missing = round_reward(self._scenario, inner, outcome.delivered) - known
-        return outcome._replace(reward=outcome.reward + self._scenario.reward.convergence * missing)
-
-    # --- one round of all -------------------------------------------------------------------------
-
-    def _play_now(
-        self, policy: Policy, number: int, members: list[int], episodes: Tensor, grams: Tensor
-    ) -> Outcome:
+    def ahead(self, policy: Policy) -> tuple[Round, Tensor]:
+        """All rounds drawn ahead, to be played now: the problem and the policy's keys."""
         assert self._rounds is not None
-        drawn = Round(*(part.index_select(0, episodes) for part in self._rounds))
-        uplinks = [self._uplinks[self._place[member]] for member in members]
-        keys = torch.cat([uplink.keys(policy.name, number) for uplink in uplinks])
-        return self._play_batch(policy, drawn._replace(inner=grams), keys)
+        keys = [uplink.keys(policy.name, *self._window) for uplink in self._uplinks]
+        return self._rounds, torch.cat(keys)
 
-    def _play_batch(self, policy: Policy, round_: Round, keys: Tensor) -> Outcome:
-        """Recorded, where the policy allows."""
+    def now(
+        self, policy: Policy, members: Sequence[int], number: int, inner: Tensor
+    ) -> tuple[Round, Tensor]:
+        """One round of some uplinks, whose gradients [(uplink, seed), ...] are known now."""
+        assert self._rounds is not None
+        rows = self._rows(members, number)
+        chosen = Round(*(part.index_select(0, rows) for part in self._rounds))
+        keys = [self._uplinks[self._place[m]].keys(policy.name, number) for m in members]
+        return chosen._replace(inner=inner), torch.cat(keys)
+
+    def player(self, policy: Policy, round_: Round, keys: Tensor) -> RecordedRounds | None:
+        """The policy's round as a recording, where it allows one."""
         if not getattr(policy, "recordable", False):
-            return play_round(policy, self._scenario, round_, keys)
-        recorded = self._recorded.get(policy.name)
-        if recorded is None or recorded.episodes != len(keys):
-            recorded = RecordedRounds(policy, self._scenario, round_, keys)
-            self._recorded[policy.name] = recorded
-        return recorded.play(round_, keys)
+            return None
+        known = self._recorded.get(policy.name)
+        if known is None or known.episodes != len(keys):
+            known = RecordedRounds(policy, self.scenario, round_, keys)
+            self._recorded[policy.name] = known
+        return known
+
+    def taken(self, policy: Policy, members: Sequence[int], number: int, inner: Tensor) -> Outcome:
+        """A round played ahead, with the part of the reward that was unknown then."""
+        outcome = _part(self.played[policy.name], self._rows(members, number))
+        known = round_reward(self.scenario, torch.zeros_like(inner), outcome.delivered)
+        missing = round_reward(self.scenario, inner, outcome.delivered) - known
+        return outcome._replace(reward=outcome.reward + self.scenario.reward.convergence * missing)
+
+    def split(self, outcome: Outcome, members: Sequence[int]) -> list[Outcome]:
+        """An outcome by uplink. `delivered` stays on the device; what only tables want does not."""
+        moved = Outcome._make([outcome.delivered, *(part.cpu() for part in outcome[1:5]), None])
+        sizes = [len(self._uplinks[self._place[member]].seeds) for member in members]
+        ends = np.cumsum(sizes).tolist()
+        spans = zip(ends, sizes, strict=True)
+        return [_part(moved, slice(end - size, end)) for end, size in spans]
+
+    def genie(self, member: int, number: int) -> Tensor | None:
+        """The genie's bound, if it is asked for: [seed]."""
+        return None if self._genie is None else self._genie[self._rows([member], number)]
+
+    def _rows(self, members: Sequence[int], number: int) -> Tensor:
+        """Episodes of a round of some uplinks among those drawn ahead, [(uplink, seed, round)]."""
+        step = len(self._window)
+        rows: list[int] = []
+        for place in (self._place[member] for member in members):
+            start = sum(len(uplink.seeds) for uplink in self._uplinks[:place]) * step
+            stop = start + len(self._uplinks[place].seeds) * step
+            rows += range(start + self._window.index(number), stop, step)
+        return torch.tensor(rows).to(self.scenario.device, non_blocking=True)
 
 
-def _taken(outcome: Outcome, rows: slice | Tensor) -> Outcome:
+def _part(outcome: Outcome, rows: slice | Tensor) -> Outcome:
     """Some episodes of an outcome without history."""
     return Outcome._make([*(part[rows] for part in outcome[:5]), None])
-
-
-def _moved(outcome: Outcome) -> Outcome:
-    return Outcome._make([outcome.delivered, *(part.cpu() for part in outcome[1:5]), None])
 
 
 def joined(rounds: Sequence[Round]) -> Round:

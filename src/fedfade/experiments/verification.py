@@ -23,11 +23,11 @@ from fedfade.agents.trainer import Report, Trainer
 from fedfade.config import Config, changed
 from fedfade.device import matrix_products
 from fedfade.errors import UserError
-from fedfade.experiments.comparison import Comparison
-from fedfade.experiments.course import stored_grams
+from fedfade.experiments.comparison import Comparison, stored_grams
 from fedfade.experiments.inputs import check_inputs
 from fedfade.experiments.metrics import Row, check_complete, read_rows
 from fedfade.experiments.run_folder import open_finished
+from fedfade.experiments.side_by_side import SideBySide
 
 Tell = Callable[[int, str], None]
 
@@ -99,14 +99,15 @@ def _verify_comparison(
     comparison = Comparison(config, device)
     check_complete(rows, path, comparison.all_policies, config, total)
     stored = {(row.seed, row.policy, row.round): row for row in rows}
-    inner = stored_grams(folder, config, len(comparison.runs.policies)).inner
-    at = comparison.start()
-    with _threads(record.get("threads")), matrix_products(config.run.precision):
+    inner = stored_grams(folder, config, len(comparison.learned)).inner
+    alone = SideBySide([comparison])
+    with _threads(record.get("threads")):
         for number in range(answer.again):
-            at, again, gram = comparison.play(at, tell)
-            for row in again:
-                _compare_rows(answer, stored[row.seed, row.policy, row.round], row)
-            same = np.array_equal(inner[:, number], gram.numpy())
+            alone.play([comparison], lambda doing, number=number: tell(number, doing))  # type: ignore[misc]
+            for row in comparison.rows:
+                if row.round == number:
+                    _compare_rows(answer, stored[row.seed, row.policy, row.round], row)
+            same = np.array_equal(inner[:, number], comparison.grams[number].numpy())
             answer.compare(f"round {number}", "Gram matrices equal", True, same)
     tell(answer.again, "done")
     return answer

@@ -34,7 +34,7 @@ from fedfade.flower.records import (
     trained_names,
     whole,
 )
-from fedfade.learning import Updates, gram
+from fedfade.learning import Sent, ServerState, Updates
 from fedfade.learning.averaging import MAX_NORM
 from fedfade.uplink import Progress, Scenario
 
@@ -176,8 +176,8 @@ class WirelessStrategy(Strategy):
         problems = _silent(every, self._asked)
         placed, refused = self._place([reply for reply in every if not reply.has_error()])
         problems += refused
-        inner, known = self._gram(placed)
-        played = self._play(server_round - 1, placed, inner, known)
+        sent = self._sent(server_round - 1, placed)
+        played = self._play(sent, placed, server_round - 1)
         arrived = [r for r in placed if r.finite and played.delivered[r.client]]
         problems += [
             f"client {r.client}: its numbers are not finite" for r in placed if not r.finite
@@ -269,28 +269,32 @@ class WirelessStrategy(Strategy):
         names = trained_names(self._model, is_buffer or self._is_buffer)
         return flat(self._model, names) - flat(record, names)
 
-    def _gram(self, placed: list[_Reply]) -> tuple[Tensor, bool]:
-        """Inner products of the deviations d_n [1, client, client], and whether they are known.
+    def _sent(self, number: int, placed: list[_Reply]) -> Sent | None:
+        """The replies as the first half of a round; None if their arrays are not the model's.
 
         Clients that did not train, or whose numbers are not finite, have zeros.
         """
         clients = self.config.learning.clients
         vectors = {r.client: self._update(r.message) for r in placed if r.finite}
-        found = {n: v for n, v in vectors.items() if v is not None}
-        if not found or len(found) < len(vectors):
-            return torch.zeros(1, clients, clients), not vectors
-        width = len(next(iter(found.values())))
+        if any(vector is None for vector in vectors.values()):
+            return None
+        width = max((len(v) for v in vectors.values() if v is not None), default=0)
         parameters = torch.zeros(1, clients, width)
         finite = torch.zeros(1, clients, dtype=torch.bool)
-        for client, vector in found.items():
-            parameters[0, client], finite[0, client] = vector, True
-        nothing = torch.zeros(1, clients)
-        updates = Updates(parameters, nothing[..., None], finite, nothing, nothing)
+        for client, vector in vectors.items():
+            if vector is not None:
+                parameters[0, client], finite[0, client] = vector, True
+        nothing = torch.zeros(1, clients, 0)
+        updates = Updates(parameters, nothing, finite, nothing.sum(-1), nothing.sum(-1))
         previous = torch.zeros(width) if self._previous is None else self._previous
-        return gram(updates, previous[None])[0], True
+        model = ServerState(nothing[:, 0], nothing[:, 0], previous[None, :width])
+        return Sent(number, model, updates, (None, None))
 
     def _remember(self, arrays: ArrayRecord | None) -> None:
-        """g_t is what the average really did to the model; nothing arrived: the old one stays."""
+        """g_t is what the average really did to the model: 0 if nothing arrived, unless the
+        configuration keeps the old one."""
+        if arrays is None and self.config.learning.previous_update == "broadcast":
+            self._previous = None
         if arrays is None or self._model is None or arrays.keys() != self._model.keys():
             return
         names = trained_names(self._model, self._is_buffer)
@@ -298,19 +302,20 @@ class WirelessStrategy(Strategy):
 
     # --- slots ----------------------------------------------------------------------------------
 
-    def _play(self, number: int, placed: list[_Reply], inner: Tensor, known: bool) -> _Slots:
+    def _play(self, sent: Sent | None, placed: list[_Reply], number: int) -> _Slots:
         """Play the round's slots for the clients that trained."""
         if self.policy is None or not placed:
             everybody = torch.ones(self.config.learning.clients, dtype=torch.bool)
             return _Slots(everybody, None, 0, 0)
-        if gradient_aware(self.policy) and not known:
+        if gradient_aware(self.policy) and sent is None:
             raise UserError(
                 f"policy {self.policy.name!r} looks at updates, but the replies' arrays are not "
                 "shaped like the model."
             )
         uplink = self._made_uplink(max(r.bits for r in placed))
         scenario = replace(uplink.scenario, payload_bits=max(r.bits for r in placed))
-        round_ = uplink.round(number, inner.to(scenario.device))
+        inner = None if sent is None else sent.inner.to(scenario.device)
+        round_ = uplink.round(number, inner)
         keys = uplink.keys(self.policy.name, number)
         start = torch.zeros(1, scenario.clients, device=scenario.device)
         for reply in placed:

@@ -48,12 +48,8 @@ class FederatedTask:
         client, number = partition_id(context), int(config["server-round"]) - 1
         state = self.state(model)
         updates = self.federation.train(state, [self.config.run.seed], number, clients=[client])
-        after = ServerState(
-            parameters=state.parameters - updates.parameters[:, 0],
-            buffers=updates.buffers[:, 0],
-            momentum=state.momentum,
-            previous=state.previous,
-        )
+        trained = state.parameters - updates.parameters[:, 0]
+        after = ServerState(trained, updates.buffers[:, 0], state.previous)
         weighted = self.config.learning.weighting == "samples"
         metrics = MetricRecord(
             {
@@ -74,8 +70,7 @@ class FederatedTask:
         tensors = {name: torch.from_numpy(array.numpy().copy()) for name, array in arrays.items()}
         parameters = self.federation.parameter_layout.flatten(tensors)[None]
         buffers = self.federation.buffer_layout.flatten(tensors)[None]
-        zero = torch.zeros_like(parameters)
-        return ServerState(parameters, buffers, momentum=zero, previous=zero)
+        return ServerState(parameters, buffers, previous=torch.zeros_like(parameters))
 
     def _arrays(self, state: ServerState) -> ArrayRecord:
         """A global model as Flower sends it: what is trained and what is averaged beside it."""

@@ -1,16 +1,36 @@
-"""The federated learning task: data, partition, model, local training, averaging, bound."""
+"""The federated learning task: data, model, local training, the round, averaging, the bound."""
 
-from fedfade.learning.averaging import ServerState, Updates, by_run, gram
+from fedfade.learning.averaging import Arrived, ServerState, Updates, by_run, gradient_bias, gram
+from fedfade.learning.codecs import Codec
 from fedfade.learning.data import Dataset, load_data
 from fedfade.learning.federation import Federation
 from fedfade.learning.model import PaperCNN, build_model
 from fedfade.learning.partition import balanced_dirichlet, class_counts, deal, iid, shards
-from fedfade.learning.together import batch_key, join, part, train_together
+from fedfade.learning.round import (
+    Deliver,
+    Models,
+    RoundResult,
+    Sent,
+    batch_key,
+    federated_round,
+    learning_curve,
+    play_rounds,
+    receive,
+    send,
+)
+from fedfade.learning.server_rules import ServerRule
 
 __all__ = [
+    "Arrived",
+    "Codec",
     "Dataset",
+    "Deliver",
     "Federation",
+    "Models",
     "PaperCNN",
+    "RoundResult",
+    "Sent",
+    "ServerRule",
     "ServerState",
     "Updates",
     "balanced_dirichlet",
@@ -19,11 +39,14 @@ __all__ = [
     "by_run",
     "class_counts",
     "deal",
+    "federated_round",
+    "gradient_bias",
     "gram",
     "iid",
-    "join",
+    "learning_curve",
     "load_data",
-    "part",
+    "play_rounds",
+    "receive",
+    "send",
     "shards",
-    "train_together",
 ]

@@ -1,9 +1,8 @@
-"""What clients send, what the server remembers, and the server's step between the two."""
+"""What clients send, what the server remembers, and the average of what arrived."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,19 +19,44 @@ class ServerState:
 
     parameters: Tensor  # [run, D]
     buffers: Tensor  # [run, B] batch-norm running statistics
-    momentum: Tensor  # [run, D]
     previous: Tensor  # [run, D] the last aggregated update g_{t-1}; zero before the first
+    memory: Mapping[str, Tensor] = field(default_factory=dict)  # [run, ...] of the server rule
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything by name, the rule's memory among it."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "memory"}
+        return own | dict(self.memory)
+
+    @staticmethod
+    def of(tensors: Mapping[str, Tensor]) -> "ServerState":
+        """The state of such tensors; what is none of its fields is the rule's memory."""
+        own = {f.name: tensors[f.name] for f in fields(ServerState) if f.name != "memory"}
+        return ServerState(**own, memory={n: t for n, t in tensors.items() if n not in own})
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "ServerState":
+        """The same change to every tensor, e.g. a choice of runs."""
+        return ServerState.of({name: change(value) for name, value in self.tensors().items()})
 
 
 @dataclass(frozen=True)
 class Updates:
     """What the clients would send."""
 
-    parameters: Tensor  # [run, client, D] g_n = w_t - w_n^(E), eq. (6)
+    parameters: Tensor  # [run, client, D] g_n = w_t - w_n^(E) (paper: eq. 6)
     buffers: Tensor  # [run, client, B] the clients' own running statistics
     finite: Tensor  # [run, client] bool; a client that is not finite counts as not delivered
     loss: Tensor  # [run, client] training loss, mean over the local steps
     samples: Tensor  # [run, client] training samples, the weights of `weighting: samples`
+
+
+class Arrived(NamedTuple):
+    """What the server has received in a round."""
+
+    updates: Updates
+    weight: Tensor  # [run, client] 0 for whoever did not deliver
+    anyone: Tensor  # [run, 1] bool
+    mean: Tensor  # [run, D] weighted mean of the updates; 0 where nobody delivered
+    buffers: Tensor  # [run, B] likewise of the running statistics
 
 
 def by_run(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
@@ -60,17 +84,16 @@ def is_finite(parameters: Tensor, buffers: Tensor) -> Tensor:
     return squares <= MAX_NORM**2
 
 
-def gram(updates: Updates, previous: Tensor) -> tuple[Tensor, Tensor]:
-    """Inner products of d_n = g_{t-1} - g_n and the estimated deviations |d_n|^2.
+def gram(updates: Updates, previous: Tensor) -> Tensor:
+    """Inner products of d_n = g_{t-1} - g_n: [run, client, client].
 
-    Returns [run, client, client] and [run, client]: all the uplink has to know about learning. A
-    client whose update is not finite cannot deliver; its entries are zero.
+    It is all the uplink has to know about learning; its diagonal holds the estimated deviations
+    |d_n|^2 (paper: eq. 26). A client whose update is not finite cannot deliver; its entries are 0.
 
     >>> one = torch.ones(1, 2)
     >>> g = torch.tensor([[[1.0, 0.0], [0.0, 2.0]]])
-    >>> inner, deviation = gram(Updates(g, g, one.bool(), one, one), torch.zeros(1, 2))
-    >>> inner.tolist(), deviation.tolist()
-    ([[[1.0, 0.0], [0.0, 4.0]]], [[1.0, 4.0]])
+    >>> gram(Updates(g, g, one.bool(), one, one), torch.zeros(1, 2)).tolist()
+    [[[1.0, 0.0], [0.0, 4.0]]]
     """
 
     def products(previous: Tensor, sent: Tensor, finite: Tensor) -> Tensor:
@@ -78,32 +101,18 @@ def gram(updates: Updates, previous: Tensor) -> tuple[Tensor, Tensor]:
         difference = torch.where(finite[..., None], difference, 0.0)  # [run, client, D]
         return difference @ difference.mT
 
-    inner = by_run(products, previous, updates.parameters, updates.finite)
-    return inner, inner.diagonal(dim1=-2, dim2=-1).clone()
+    return by_run(products, previous, updates.parameters, updates.finite)
 
 
-def average(
-    state: ServerState, updates: Updates, weight: Tensor, rate: float, momentum: float
-) -> ServerState:
-    """The server's step, eq. (8), with weight [run, client] >= 0 (zero: not delivered).
-
-    With momentum m the server keeps v <- m v + g and steps by rate * v; m = 0 is FedAvg. In a run
-    where every weight is zero nothing changes.
-    """
+def mean_of_arrived(updates: Updates, weight: Tensor) -> Arrived:
+    """The mean over those who delivered (paper: eq. 7), with weight [run, client] >= 0."""
     weight = torch.where(updates.finite, weight, 0.0)
     total = weight.sum(dim=1, keepdim=True)  # [run, 1]
     anyone = total > 0
     share = weight / torch.where(anyone, total, 1.0)
-    update = by_run(_weighted, share, updates.parameters, updates.finite)  # [run, D]
-    velocity = momentum * state.momentum + update
-    return ServerState(
-        parameters=torch.where(anyone, state.parameters - rate * velocity, state.parameters),
-        buffers=torch.where(
-            anyone, by_run(_weighted, share, updates.buffers, updates.finite), state.buffers
-        ),
-        momentum=torch.where(anyone, velocity, state.momentum),
-        previous=torch.where(anyone, update, state.previous),
-    )
+    mean = by_run(_weighted, share, updates.parameters, updates.finite)
+    buffers = by_run(_weighted, share, updates.buffers, updates.finite)
+    return Arrived(updates, weight, anyone, mean, buffers)
 
 
 def _weighted(share: Tensor, values: Tensor, finite: Tensor) -> Tensor:
@@ -112,3 +121,20 @@ def _weighted(share: Tensor, values: Tensor, finite: Tensor) -> Tensor:
     # Elementwise, not as a matrix product: equal in every run that delivers alike, and equal
     # to a sum over the delivered clients alone because the others add exact zeros.
     return (share[..., None] * clean).sum(dim=1)
+
+
+def gradient_bias(updates: Updates, delivered: Tensor) -> Tensor:
+    """|mean of all g_n - mean of the delivered g_n|^2, the bound's second term (paper: eq. 25).
+
+    Nobody delivered means an aggregate of zero, so the bias is the whole mean's squared norm.
+    Returns [run].
+    """
+    count = delivered.sum(-1, keepdim=True).clamp(min=1)
+    finite = updates.finite
+    share = finite / finite.sum(-1, keepdim=True).clamp(min=1) - delivered / count
+
+    def square(share: Tensor, sent: Tensor, finite: Tensor) -> Tensor:
+        sent = torch.where(finite[..., None], sent, 0.0)
+        return torch.einsum("rn,rnd->rd", share, sent).square().sum(-1)
+
+    return by_run(square, share, updates.parameters, finite)

@@ -21,8 +21,8 @@ from fedfade.learning.bound import (
     rate_limit,
     rescaled_constants,
 )
-from fedfade.learning.fedavg import Delivery, Step, steps
 from fedfade.learning.federation import Federation
+from fedfade.learning.round import Deliver, RoundResult, play_rounds
 from fedfade.randomness import numpy_generator
 
 
@@ -59,42 +59,40 @@ def bound_along_run(
     federation: Federation,
     seed: int,
     rounds: int,
-    delivered: int | Delivery | None = None,
+    deliver: int | Deliver | None = None,
     draws: int = 8,
 ) -> Iterator[BoundRow]:
     """Train one run and compare the bound with what happened, round by round."""
-    for step in steps(federation, [seed], rounds, delivered):
-        yield _measure(federation, seed, step, draws)
+    for done in play_rounds(federation, [seed], rounds, deliver):
+        yield _measure(federation, seed, done, draws)
 
 
-def _measure(federation: Federation, seed: int, step: Step, draws: int) -> BoundRow:
-    config = federation.config
-    clients = config.clients
-    samples = _samples(federation, seed, step.round, draws)  # [client, draw, sample]
-    here = _slopes(federation, step.before.parameters.expand(clients, -1), step.before, samples)
-    ends = step.before.parameters - step.updates.parameters[0]  # [client, D]
-    there = _slopes(federation, ends, step.before, samples)
-    after = _slopes(federation, step.after.parameters.expand(clients, -1), step.before, samples)
+def _measure(federation: Federation, seed: int, done: RoundResult, draws: int) -> BoundRow:
+    config, clients = federation.config, federation.config.clients
+    number, before, updates = done.sent.number, done.sent.before, done.sent.updates.parameters[0]
+    samples = _samples(federation, seed, number, draws)  # [client, draw, sample]
+    here = _slopes(federation, before.parameters.expand(clients, -1), before, samples)
+    there = _slopes(federation, before.parameters - updates, before, samples)  # where they ended
+    after = _slopes(federation, done.after.parameters.expand(clients, -1), before, samples)
     gradient_squared, spread = _moments(here, draws)
-    moved = step.updates.parameters[0].norm(dim=1)
+    moved = updates.norm(dim=1)
     change = (there.mean - here.mean).norm(dim=1)
     smoothness = float((change / moved.clamp_min(1e-12)).max())
     problem = Problem(
         local_rate=config.local_rate,
         global_rate=config.global_rate,
-        steps=federation.mini_batches([seed], step.round).shape[2],
+        steps=federation.mini_batches([seed], number).shape[2],
         clients=clients,
         smoothness=smoothness,
         local_variance=float(here.variance.max()),
         global_variance=spread,
     )
-    everyone = step.updates.parameters[0].mean(0)
-    arrived = step.delivered[0] & step.updates.finite[0]
-    got = step.updates.parameters[0][arrived].sum(0) / arrived.sum().clamp_min(1)
-    deviation = float((everyone - got).square().sum())
+    arrived = done.arrived[0]
+    got = updates[arrived].sum(0) / arrived.sum().clamp_min(1)
+    deviation = float((updates.mean(0) - got).square().sum())
     constants: Constants = paper_constants(problem)
     return BoundRow(
-        round=step.round,
+        round=number,
         delivered=int(arrived.sum()),
         smoothness=smoothness,
         local_deviation=problem.local_variance**0.5,
@@ -127,12 +125,8 @@ def _samples(federation: Federation, seed: int, round: int, draws: int) -> Tenso
 def _slopes(federation: Federation, models: Tensor, state: ServerState, samples: Tensor) -> _Slopes:
     """Every client's mean gradient at its own row of `models`, and how much draws scatter."""
     clients, draws = samples.shape[:2]
-    rows = ServerState(
-        parameters=models.contiguous(),
-        buffers=state.buffers.expand(clients, -1).contiguous(),
-        momentum=models,
-        previous=models,
-    )
+    buffers = state.buffers.expand(clients, -1).contiguous()
+    rows = ServerState(models.contiguous(), buffers, previous=models)
     found = federation.gradients(rows, samples)  # parameters [client, draw, D]
     mean = found.parameters.mean(1)
     scatter = (found.parameters - mean[:, None]).square().sum((1, 2))

@@ -1,13 +1,8 @@
-"""FedAvg as functions of plain tensors, for several runs at once.
+"""The clients of one federated task: their data, the model, local training and the server's step.
 
 A run is one seed under one allocation policy. Runs with the same seed start from the same
 weights, own the same data and draw the same mini-batches, whatever was delivered before.
-
-    state = federation.start(seeds)                          # [run, ...]
-    updates = federation.train(state, seeds, round)          # [run, client, ...]
-    inner, deviation = gram(updates, state.previous)         # what the uplink needs to know
-    state = federation.average(state, updates, delivered)    # what the uplink gives back
-    accuracy, loss = federation.evaluate(state)
+`round.py` puts the steps together.
 """
 
 from __future__ import annotations
@@ -21,12 +16,15 @@ from torch import Tensor
 
 from fedfade.config import LearningConfig, Precision
 from fedfade.errors import UserError, not_allowed
-from fedfade.learning.averaging import ServerState, Updates, average, is_finite
+from fedfade.learning.averaging import ServerState, Updates, is_finite, mean_of_arrived
+from fedfade.learning.codecs import Codec
 from fedfade.learning.data import Dataset
 from fedfade.learning.local import LocalWork, Trained, make_engine
 from fedfade.learning.model import Layout, buffer_layout, build_model, parameter_layout
 from fedfade.learning.partition import Indices, deal
+from fedfade.learning.server_rules import ServerRule
 from fedfade.randomness import numpy_generator
+from fedfade.seams import CODECS, SERVER_RULES
 
 
 class Federation:
@@ -68,6 +66,10 @@ class Federation:
         self.parameter_layout: Layout = parameter_layout(model)
         self.buffer_layout: Layout = buffer_layout(model)
         self.engine = make_engine(engine, model, self.dataset, precision, threads)
+        self.codec: Codec = CODECS.make(config.codec, config)
+        with_momentum = config.server == "mean" and config.server_momentum > 0
+        rule = "momentum" if with_momentum else config.server
+        self.rule: ServerRule = SERVER_RULES.make(rule, config)
 
     @property
     def values_sent(self) -> int:
@@ -76,10 +78,14 @@ class Federation:
 
     @property
     def payload_bits(self) -> float:
-        """Bits a client must deliver (paper: S); `auto` is 32 for each value really sent."""
+        """Bits a client must deliver (paper: S): what the codec sends, or (a number given) what
+        it leaves of that."""
+        sent = float(self.codec.bits(self.values_sent))
+        if not 0 < sent < float("inf"):
+            raise not_allowed(f"bits of codec {self.config.codec!r}", sent, "above 0 and finite")
         if self.config.payload_bits == "auto":
-            return 32.0 * self.values_sent
-        return float(self.config.payload_bits)
+            return sent
+        return float(self.config.payload_bits) * (sent / (32.0 * self.values_sent))
 
     def partition(self, seed: int) -> list[Indices]:
         """The clients' training samples in runs of this seed."""
@@ -98,8 +104,8 @@ class Federation:
         rows = {seed: self._initial(seed) for seed in set(seeds)}
         parameters = torch.stack([rows[seed][0] for seed in seeds]).to(self.device)
         buffers = torch.stack([rows[seed][1] for seed in seeds]).to(self.device)
-        zero = torch.zeros_like(parameters)
-        return ServerState(parameters, buffers, momentum=zero, previous=zero.clone())
+        nothing = torch.zeros_like(parameters)
+        return ServerState(parameters, buffers, nothing, self.rule.init(parameters))
 
     def _initial(self, seed: int) -> tuple[Tensor, Tensor]:
         dataset = self.dataset
@@ -220,7 +226,16 @@ class Federation:
         weight = delivered.to(self.device, torch.float32)
         if self.config.weighting == "samples":
             weight = weight * updates.samples
-        return average(state, updates, weight, self.config.global_rate, self.config.server_momentum)
+        arrived = mean_of_arrived(updates, weight)
+        step, memory = self.rule.apply(state.memory, arrived)
+        # After a round without uploads clients compare two equal broadcast models: g_{t-1} = 0.
+        nothing = state.previous if self.config.previous_update == "last" else 0.0
+        return ServerState(
+            parameters=state.parameters - step,
+            buffers=torch.where(arrived.anyone, arrived.buffers, state.buffers),
+            previous=torch.where(arrived.anyone, arrived.mean, nothing),
+            memory=memory,
+        )
 
     def evaluate(self, state: ServerState) -> tuple[Tensor, Tensor]:
         """Accuracy and mean loss of every run on the test set: [run], [run]."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedfade.learning.estimation import BoundRow
-    from fedfade.learning.fedavg import Point
+    from fedfade.learning.round import CurvePoint
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -58,7 +58,7 @@ def class_distribution(
     return figure
 
 
-def learning_curves(points: Sequence[Point], seeds: Sequence[int], title: str) -> Figure:
+def learning_curves(points: Sequence[CurvePoint], seeds: Sequence[int], title: str) -> Figure:
     """Test accuracy against rounds: the mean over seeds and every seed."""
     from matplotlib.figure import Figure
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedfade.config import Config
 from fedfade.errors import UserError, not_allowed
-from fedfade.learning import Federation, ServerState, Updates, gram, load_data
+from fedfade.learning import Federation, Models, Sent, ServerState, load_data, receive, send
 from fedfade.randomness import fold, normal, streams
 from fedfade.storage import read_npz, write_npz
 
@@ -45,31 +45,29 @@ class GradientSource(Protocol):
 
 
 class FederatedGradients:
-    """Real FedAvg rounds (Algorithm 1): local training, and the average of what arrived."""
+    """Real FedAvg rounds in two halves, between which the agents play (paper: algorithm 1)."""
 
     def __init__(self, config: Config, device: torch.device | str = "cpu") -> None:
+        data = load_data(config.learning)
         self._federation = Federation(
-            config.learning,
-            load_data(config.learning),
-            device=device,
-            precision=config.run.precision,
+            config.learning, data, device=device, precision=config.run.precision
         )
         self.payload_bits = self._federation.payload_bits
         self._state: ServerState | None = None
-        self._updates: Updates | None = None
+        self._sent: Sent | None = None
 
     def inner(self, seeds: Sequence[int], round: int) -> Tensor:
         """Train every client from the current model."""
+        self._models = Models([(self._federation, seeds)])
         if round == 0 or self._state is None:
-            self._state = self._federation.start(seeds)
-        self._updates = self._federation.train(self._state, seeds, round)
-        return gram(self._updates, self._state.previous)[0]
+            self._state = self._models.start()
+        self._sent = send(self._models, self._state, round)
+        return self._sent.inner
 
     def deliver(self, delivered: Tensor) -> None:
         """Average those who delivered."""
-        assert self._state is not None
-        assert self._updates is not None
-        self._state = self._federation.average(self._state, self._updates, delivered)
+        assert self._sent is not None
+        self._state, _ = receive(self._models, self._sent, delivered)
 
     def accuracy(self) -> Tensor | None:
         """On the test set."""
@@ -77,13 +75,13 @@ class FederatedGradients:
 
     def tensors(self) -> dict[str, Tensor]:
         """The server's state; the updates of a round begun are made again."""
-        return {} if self._state is None else dict(vars(self._state))
+        return {} if self._state is None else self._state.tensors()
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Continue from a server's state."""
         if tensors:
-            moved = {name: value.to(self._federation.device) for name, value in tensors.items()}
-            self._state = ServerState(**moved)
+            state = ServerState.of(tensors)
+            self._state = state.each(lambda tensor: tensor.to(self._federation.device))
 
 
 class SyntheticGradients:

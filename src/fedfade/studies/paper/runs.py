@@ -19,8 +19,7 @@ from fedfade.agents.run import seed_folder
 from fedfade.config import QmixConfig, changed, differences, load_config
 from fedfade.device import pick_device
 from fedfade.errors import UserError
-from fedfade.experiments import Row, RunFolder, compare_many, read_rows
-from fedfade.experiments.metrics import check_complete
+from fedfade.experiments import RunFolder, compare_many, stored_rows
 from fedfade.experiments.points import TrainPoint
 from fedfade.experiments.run_folder import FREE_FIELDS
 from fedfade.studies.federated import StudyRun, labelled
@@ -143,12 +142,16 @@ def compared(setting: Setting, runs: Sequence[StudyRun], what: str) -> DataFrame
             lambda done, doing: clock(f"{what}: {done} of {total} rounds, {doing}"),
             lambda line: setting.say(f"{what}: {line}"),
         )
-    return labelled(runs, map(_rows, runs))
+    return labelled(runs, (stored_rows(_folder(run)) for run in runs))
+
+
+def _folder(run: StudyRun) -> RunFolder:
+    return RunFolder(run.folder, run.config, pick_device("cpu"))
 
 
 def _finished(run: StudyRun) -> bool:
     """Whether a folder holds this very comparison, wherever the agents were when it was made."""
-    if not RunFolder(run.folder, run.config, pick_device("cpu")).finished:
+    if not _folder(run).finished:
         return False
     free = (*FREE_FIELDS, "allocation.checkpoint")
     differing = differences(load_config(run.folder / "config.yaml"), run.config, ignore=free)
@@ -158,10 +161,3 @@ def _finished(run: StudyRun) -> bool:
             f"{', '.join(differing)}: choose another --out or the same options."
         )
     return True
-
-
-def _rows(run: StudyRun) -> list[Row]:
-    path = run.folder / "metrics.csv"
-    rows = read_rows(path)
-    check_complete(rows, path, run.config.allocation.policies, run.config, run.config.run.rounds)
-    return rows

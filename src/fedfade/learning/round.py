@@ -1,0 +1,215 @@
+"""One federated round, written once: what happens between two global models.
+
+Comparison, the training of agents, the bound, `fedfade learn`, Flower's strategy and the
+benchmarks play rounds by `federated_round`, or by its two halves where something comes between.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedfade.errors import not_allowed
+from fedfade.learning.averaging import ServerState, Updates, gradient_bias, gram
+from fedfade.learning.codecs import decoded, encoded
+from fedfade.learning.federation import Federation
+from fedfade.randomness import fold, streams, uniform
+
+
+class Models:
+    """Global models trained in one batch, one a run: each a federation's, with a seed.
+
+    Federations of one batch differ at most in how they deal their data (`batch_key`), for a step
+    of local training does not care whose run a client belongs to. The first does the work.
+    """
+
+    def __init__(self, tasks: Sequence[tuple[Federation, Sequence[int]]]) -> None:
+        self.tasks = [(federation, list(seeds)) for federation, seeds in tasks]
+        self.lead = self.tasks[0][0]
+
+    def start(self) -> ServerState:
+        """Before the first round: [run, ...]."""
+        states = [federation.start(seeds).tensors() for federation, seeds in self.tasks]
+        return ServerState.of({n: torch.cat([s[n] for s in states]) for n in states[0]})
+
+    def train(self, state: ServerState, number: int) -> Updates:
+        """Every client's update in every run."""
+        if len(self.tasks) == 1:
+            return self.lead.train(state, self.tasks[0][1], number)
+        works = [federation.local_work(seeds, number) for federation, seeds in self.tasks]
+        work = replace(
+            works[0],
+            samples=torch.cat([each.samples for each in works]),
+            seeds=[seed for _, seeds in self.tasks for seed in seeds],
+        )
+        trained = self.lead.engine.train(state, work)
+        for federation, seeds in self.tasks:
+            federation.draw_ahead(seeds, number + 1)
+        counts = [federation.sample_counts(seeds) for federation, seeds in self.tasks]
+        return self.lead.updates(trained, torch.cat(counts))
+
+
+def batch_key(federation: Federation, seeds: Sequence[int]) -> tuple[object, ...]:
+    """Equal for federations that can be trained in one batch.
+
+    They agree in all but how data are dealt, and their mini-batches have one shape.
+    """
+    free = {"partition", "alpha", "shards_per_client", "payload_bits"}
+    same = federation.config.model_dump(exclude=free)
+    steps = federation.mini_batches(seeds, 0).shape[1:]
+    return (*same.items(), federation.precision, steps)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A round up to the uplink: what the clients have trained and encoded."""
+
+    number: int
+    before: ServerState
+    updates: Updates
+    encoded: tuple[Any, Any]  # what is on the air, in the codec's own form
+
+    @cached_property
+    def inner(self) -> Tensor:
+        """The Gram matrix, all the uplink needs to know; worked out if it asks."""
+        return gram(self.updates, self.before.previous)
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """A whole round."""
+
+    sent: Sent
+    arrived: Tensor  # [run, client] bool: delivered in time, and finite
+    received: Updates  # what the server decoded
+    after: ServerState
+    accuracy: Tensor  # [run] on the test set; NaN if it was not asked for
+    loss: Tensor  # [run] likewise
+
+    @cached_property
+    def bias(self) -> Tensor:
+        """The bound's second term: [run]."""
+        return gradient_bias(self.sent.updates, self.arrived)
+
+
+Deliver = Callable[[Sent], Tensor]
+"""Plays the slots of a round and says who delivered: [run, client] bool."""
+
+
+def send(models: Models, state: ServerState, number: int) -> Sent:
+    """The first half: local training and encoding (paper: eq. 4 to 6)."""
+    updates = models.train(state, number)
+    codec, name = models.lead.codec, models.lead.config.codec
+    return Sent(number, state, updates, encoded(codec, name, updates))
+
+
+def receive(models: Models, sent: Sent, delivered: Tensor) -> tuple[ServerState, Updates]:
+    """The second half: decode what arrived and average it (paper: eq. 7 and 8)."""
+    codec, name = models.lead.codec, models.lead.config.codec
+    received = decoded(codec, name, sent.updates, sent.encoded)
+    return models.lead.average(sent.before, received, delivered), received
+
+
+def federated_round(
+    models: Models,
+    state: ServerState,
+    number: int,
+    deliver: Deliver,
+    test: bool = True,
+    tell: Callable[[str], None] = lambda doing: None,
+) -> RoundResult:
+    """Train, encode, play the slots, decode, average, measure (paper: algorithm 1).
+
+    >>> from fedfade.config import LearningConfig
+    >>> from fedfade.learning import load_data
+    >>> config = LearningConfig(data="digits", clients=4)
+    >>> models = Models([(Federation(config, load_data(config)), [0])])
+    >>> everybody = lambda sent: torch.ones(1, 4, dtype=torch.bool)
+    >>> done = federated_round(models, models.start(), 0, everybody)
+    >>> done.arrived.sum().item(), done.sent.inner.shape
+    (4, torch.Size([1, 4, 4]))
+    """
+    tell("local training")
+    sent = send(models, state, number)
+    tell("uploads")
+    delivered = deliver(sent)
+    after, received = receive(models, sent, delivered)
+    tell("evaluation")
+    missing = torch.full_like(sent.updates.loss[:, 0], torch.nan)
+    accuracy, loss = models.lead.evaluate(after) if test else (missing, missing)
+    arrived = delivered & received.finite
+    return RoundResult(sent, arrived, received, after, accuracy, loss)
+
+
+# --- rounds without a radio --------------------------------------------------------------------
+
+
+def random_delivery(seeds: Sequence[int], clients: int, count: int | None) -> Deliver:
+    """Everybody delivers (None), or `count` clients drawn by (seed, round)."""
+    if count is not None and not 0 <= count <= clients:
+        raise not_allowed("--delivered", count, f"between 0 and the number of clients, {clients}")
+
+    def deliver(sent: Sent) -> Tensor:
+        everybody = torch.ones_like(sent.updates.finite)
+        if count is None:
+            return everybody
+        keys = fold(streams(seeds, "delivery", device=everybody.device), sent.number)
+        draw = uniform(keys, (clients,))
+        return draw.argsort(dim=1).argsort(dim=1) < count
+
+    return deliver
+
+
+def play_rounds(
+    federation: Federation,
+    seeds: Sequence[int],
+    rounds: int,
+    deliver: Deliver | int | None = None,
+    test: Callable[[int], bool] = lambda number: False,
+) -> Iterator[RoundResult]:
+    """Round after round of all seeds; `deliver` may be a number of clients drawn at random."""
+    models = Models([(federation, seeds)])
+    if not callable(deliver):
+        deliver = random_delivery(seeds, federation.config.clients, deliver)
+    state = models.start()
+    for number in range(rounds):
+        done = federated_round(models, state, number, deliver, test(number))
+        yield done
+        state = done.after
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """The models of all runs after `rounds` rounds."""
+
+    rounds: int
+    accuracy: list[float]  # one per run
+    loss: list[float]
+
+
+def learning_curve(
+    federation: Federation,
+    seeds: Sequence[int],
+    rounds: int,
+    evaluate_every: int = 1,
+    delivered: int | None = None,
+    tell: Callable[[int, str], None] = lambda done, doing: None,
+) -> list[CurvePoint]:
+    """Test accuracy after every `evaluate_every` rounds and after the last."""
+    points: list[CurvePoint] = []
+
+    def due(number: int) -> bool:
+        return (number + 1) % evaluate_every == 0 or number + 1 == rounds
+
+    for done in play_rounds(federation, seeds, rounds, delivered, due):
+        number = done.sent.number + 1
+        if due(done.sent.number):
+            accuracy = done.accuracy.tolist()
+            points.append(CurvePoint(number, accuracy, done.loss.tolist()))
+            tell(number, f"accuracy {100 * sum(accuracy) / len(seeds):.1f} %")
+        else:
+            tell(number, "training")
+    return points
