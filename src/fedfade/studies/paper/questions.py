@@ -97,8 +97,8 @@ def _by_tenths(lines: DataFrame) -> DataFrame:
     """
     facts = []
     for seed, own in lines.groupby("seed", sort=False):
-        tenths = [part.mean() for part in np.array_split(own["reward"], min(10, len(own)))]
-        uploads = np.array_split(own["uploads"], len(tenths))[-1].mean()
+        parts = np.array_split(own[["reward", "uploads"]].to_numpy(), min(10, len(own)))
+        tenths, uploads = [part[:, 0].mean() for part in parts], parts[-1][:, 1].mean()
         facts.append((seed, tenths[0], max(tenths), tenths[-2:][0], tenths[-1], uploads))
     return DataFrame(facts, columns=["seed", "start", "best", "before_last", "last", "uploads"])
 
