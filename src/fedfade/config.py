@@ -31,7 +31,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from fedfade.errors import UserError, not_allowed
-from fedfade.seams import CODECS, SERVER_RULES
+from fedfade.seams import CODECS, FADING, SERVER_RULES
 from fedfade.storage import read_bytes
 
 SILENT_DBM = -100.0
@@ -85,8 +85,10 @@ class _Branch(BaseModel):
 class RadioConfig(_Branch):
     """What a slot of the uplink looks like."""
 
-    source: Literal["clustered", "rayleigh", "traces"] = Field(
-        "clustered", description="where small-scale fading comes from"
+    source: Annotated[str, AfterValidator(FADING.check)] = Field(
+        "clustered",
+        description="where small-scale fading comes from: clustered, rayleigh, traces, or "
+        "module:factory of your own",
     )
     traces: str | None = Field(
         None, description="folder or .npz of recorded gains; needed by source: traces"

@@ -97,7 +97,9 @@ class Seam:
         fedfade.errors.UserError: learning.codec = 'zip' is not allowed: it must be one of none, \
 float16, or module:factory.
         """
-        if ":" not in name and name not in (known := [*self.names(), *others]):
+        if ":" in name or name in self.built_in:  # entry points are slow to list
+            return name
+        if name not in (known := [*self.names(), *others]):
             raise not_allowed(self.field, name, f"one of {', '.join(known)}, or module:factory")
         return name
 
@@ -190,12 +192,12 @@ FADING = Seam(
     "fedfade.radio.FadingSource",
     ("gains",),
     {
-        "clustered": "fedfade.radio.channel:ClusteredFading",
-        "rayleigh": "fedfade.radio.rayleigh:RayleighFading",
+        "clustered": "fedfade.radio.fading:ClusteredFading",
+        "rayleigh": "fedfade.radio.fading:RayleighFading",
         "traces": "fedfade.radio.traces:TraceFading",
     },
 )
-"""Where small-scale gains come from."""
+"""Where small-scale gains come from; made from radio and cell configuration, clients, device."""
 
 PARTS = Seam(
     "allocation.observe",

@@ -141,6 +141,12 @@ def write_json(path: Path | str, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
+def save_figure(figure: Any, path: Path | str) -> None:
+    """Write a Matplotlib figure whole or not at all."""
+    with writing(path) as temporary:
+        figure.savefig(temporary, dpi=150)
+
+
 def sha256_of(path: Path) -> str:
     """SHA-256 of a file, however large."""
     with path.open("rb") as file:

@@ -26,7 +26,11 @@ FAULTS = [
     ("radio.clusters=1", "radio.clusters = 1", "at least 2"),
     ("radio.clusters=10001", "radio.clusters = 10001", "at most 10000"),
     ("radio.clusters=2.5", "radio.clusters = 2.5", "whole number"),
-    ("radio.source=quadriga", "radio.source = 'quadriga'", "'clustered', 'rayleigh' or 'traces'"),
+    (
+        "radio.source=quadriga",
+        "radio.source = 'quadriga'",
+        "one of clustered, rayleigh, traces, or",
+    ),
     ("radio.source=traces", "radio.traces = 'null'", "a path"),
     ("radio.power_levels_dbm=[-100]", "radio.power_levels_dbm", "above -100 dBm"),
     ("radio.power_levels_dbm=[23, 10]", "radio.power_levels_dbm", "silent level"),

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from fedfade.learning.estimation import BoundRow
-from fedfade.learning.figures import bound_terms, class_distribution
-from fedfade.radio.pictures import channel_figure
-from fedfade.radio.recording import Recording
+from fedfade.learning.plots import bound_terms, class_distribution
+from fedfade.radio import Recording
+from fedfade.radio.channel_figure import channel_figure
 
 
 def first_words(text: str, count: int) -> list[str]:

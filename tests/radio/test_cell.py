@@ -12,7 +12,7 @@ from fedfade.config import CellConfig, RadioConfig
 from fedfade.errors import UserError
 from fedfade.radio import Cell, path_loss_db
 from fedfade.radio.field import gaussian_field
-from fedfade.radio.scenario import angle_scaling, log_spread, table
+from fedfade.radio.microcell import angle_scaling, log_normal_spread, table
 from fedfade.randomness import streams
 
 RADIO = RadioConfig()
@@ -82,6 +82,7 @@ def test_shadowing_decorrelates_exponentially(metres: float) -> None:
     assert float(value.std()) == pytest.approx(1.0, abs=0.03)
     correlation = float((value[:, 0] * value[:, 1]).mean())
     assert correlation == pytest.approx(np.exp(-metres / 13.0), abs=0.06)
+    assert torch.equal(value[:, 0], value[:, 1]) == (metres == 0.0)
 
 
 def test_shadowing_is_shared_by_place_and_spreads_follow_it() -> None:
@@ -97,9 +98,11 @@ def test_shadowing_is_shared_by_place_and_spreads_follow_it() -> None:
     assert correlation(torch.log(places.azimuth_spread_deg)) == pytest.approx(-0.4, abs=0.04)
     assert correlation(torch.log(places.zenith_spread_deg)) == pytest.approx(0.0, abs=0.03)
     lg = torch.log10(places.delay_spread_s)
-    row = log_spread("delay_spread", 3.5e9)
-    assert float(lg.mean()) == pytest.approx(row.mean, abs=0.01)
-    assert float(lg.std()) == pytest.approx(row.std, abs=0.01)
+    below, mean = torch.log10(
+        log_normal_spread("delay_spread", 3.5e9, torch.tensor([-1.0, 0.0]))
+    ).tolist()
+    assert float(lg.mean()) == pytest.approx(mean, abs=0.01)
+    assert float(lg.std()) == pytest.approx(mean - below, abs=0.01)
 
 
 def test_waypoint_clients_walk_at_their_speed() -> None:

@@ -11,14 +11,21 @@ import torch
 from scipy.special import j0
 
 from fedfade.config import CellConfig, RadioConfig
-from fedfade.radio import Cell, Channel, Place, response
-from fedfade.radio.angles import angle_spread, direction
-from fedfade.radio.clusters import Clusters, draw_quadriga, draw_tr38901
-from fedfade.radio.rays import Rays, draw_rays, subcluster_sizes
-from fedfade.radio.recording import read_recording, sample
-from fedfade.radio.response import frequency_offsets, gains, gains_by_sines
-from fedfade.radio.scenario import LIGHT_MPS
-from fedfade.radio.statistics import gain_statistics
+from fedfade.radio import (
+    Cell,
+    Channel,
+    LargeScale,
+    frequency_offsets,
+    gain_statistics,
+    read_recording,
+    response,
+    sample_drops,
+    subcluster_sizes,
+)
+from fedfade.radio.cell import direction
+from fedfade.radio.microcell import LIGHT_MPS
+from fedfade.radio.rays import Clusters, Rays, angle_spread, draw_quadriga, draw_rays, draw_tr38901
+from fedfade.radio.response import gains, gains_by_sines
 from fedfade.randomness import fold, stream
 from tests.conftest import shared_folder
 from tests.radio.quadriga import REFERENCE, SLOWER
@@ -28,7 +35,7 @@ REDRAW = CellConfig(placement="redraw")
 
 def drawn(drops: int, seed: int = 0, **radio: object) -> np.ndarray:
     settings = RadioConfig.model_validate(radio)
-    return sample(settings, REDRAW, drops, seed)["small_scale_gain"]
+    return sample_drops(settings, REDRAW, drops, seed)["small_scale_gain"]
 
 
 @pytest.mark.parametrize(("clusters", "subband_gain"), list(REFERENCE))
@@ -105,9 +112,9 @@ def test_tr38901_draw_is_near_quadrigas() -> None:
     assert found.band_correlation[1] == pytest.approx(reference.band_correlation[1], abs=0.05)
 
 
-def some_places(count: int, azimuth_spread_deg: float = 10.0) -> tuple[torch.Tensor, Place]:
+def some_places(count: int, azimuth_spread_deg: float = 10.0) -> tuple[torch.Tensor, LargeScale]:
     one = torch.ones(count)
-    place = Place(
+    place = LargeScale(
         position=torch.stack([100 * one, 50 * one], dim=-1),
         distance_m=112 * one,
         heading_rad=torch.linspace(0, 6, count),
@@ -164,8 +171,7 @@ def mean_doppler(heading_rad: float, zenith_rad: float, height_m: float) -> floa
     one = torch.ones(50)
     place = replace(place, distance_m=100 * one, heading_rad=heading_rad * one)
     beam = Clusters(one[:, None], 0 * one[:, None], 0 * one[:, None], zenith_rad * one[:, None])
-    motion = {"carrier_hz": LIGHT_MPS, "speed_mps": 1.0, "height_difference_m": height_m}
-    return float(draw_rays(keys, place, beam, **motion).doppler_hz.mean())
+    return float(draw_rays(keys, place, beam, 1.0, height_m).doppler_hz.mean())
 
 
 def test_who_drives_to_the_base_station_hears_it_higher() -> None:
@@ -188,15 +194,8 @@ def test_the_base_station_is_above() -> None:
 def test_response_is_the_plain_sum_over_rays() -> None:
     """Against a loop over every ray, slot and frequency in double precision."""
     keys, place = some_places(2, azimuth_spread_deg=50.0)
-    rays = draw_rays(
-        keys,
-        place,
-        draw_quadriga(keys, place, 5),
-        carrier_hz=3.5e9,
-        speed_mps=18.0,
-        height_difference_m=8.5,
-    )
-    offsets = frequency_offsets(2, 5e6, 3)
+    rays = draw_rays(keys, place, draw_quadriga(keys, place, 5), 210.0, 8.5)
+    offsets = frequency_offsets(RadioConfig(subbands=2, subcarriers=3))
     slots = 37
     expected = np.zeros((2, 2, slots))
     rays64 = Rays(**{f.name: getattr(rays, f.name).double() for f in fields(Rays)})
@@ -224,9 +223,8 @@ def test_blocks_of_a_gpu_do_not_matter(drops: int, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(response, "SMALL_BLOCK", 3)
     monkeypatch.setattr(response, "LARGE_BLOCK", 8)
     keys, place = some_places(drops, azimuth_spread_deg=50.0)
-    motion = {"carrier_hz": 3.5e9, "speed_mps": 18.0, "height_difference_m": 8.5}
-    rays = draw_rays(keys, place, draw_quadriga(keys, place, 4), **motion)
-    offsets = frequency_offsets(2, 5e6, 3)
+    rays = draw_rays(keys, place, draw_quadriga(keys, place, 4), 210.0, 8.5)
+    offsets = frequency_offsets(RadioConfig(subbands=2, subcarriers=3))
     whole = gains(rays, offsets, slot_s=2e-3, slots=20)
     found = response.gains_by_blocks(rays, offsets, 2e-3, 20)
     assert torch.allclose(found, whole, atol=2e-4)  # as against the plain sum

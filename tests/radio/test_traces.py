@@ -15,8 +15,7 @@ import torch
 
 from fedfade.config import CellConfig, RadioConfig
 from fedfade.errors import UserError
-from fedfade.radio import Cell, Channel
-from fedfade.radio.statistics import gain_statistics
+from fedfade.radio import Cell, Channel, gain_statistics
 from fedfade.radio.traces import load_traces
 
 

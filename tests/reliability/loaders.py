@@ -30,9 +30,8 @@ from fedfade.experiments.sweep import load_sweep
 from fedfade.learning import load_data
 from fedfade.learning.data import _class_names
 from fedfade.learning.download import Source, _read_archive
+from fedfade.radio import gain_statistics, read_recording
 from fedfade.radio.impulse import read_impulse_responses, sampled_gains
-from fedfade.radio.recording import read_recording
-from fedfade.radio.statistics import gain_statistics
 from fedfade.radio.traces import load_traces
 from fedfade.uplink.gradients import RecordedGradients
 
@@ -139,7 +138,7 @@ def _traces(path: Path) -> object:
 
 
 def _impulse(path: Path) -> object:
-    return sampled_gains(read_impulse_responses(path), RADIO)
+    return sampled_gains(*read_impulse_responses(path), RADIO)
 
 
 def _gradients(path: Path) -> object:

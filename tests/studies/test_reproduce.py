@@ -27,9 +27,9 @@ from fedfade.studies.frames import matching, read_frame, write_frame
 from fedfade.studies.paper import (
     PARTS,
     SCALES,
+    charts,
     claims,
     parts,
-    plots,
     questions,
     regimes,
     reproduce,
@@ -386,7 +386,7 @@ def test_figures_of_one_seed_say_so(seeds: int) -> None:
         for n in (1, 2)
     )
     curves = DataFrame([{"hidden": "nothing", "round": 1, "low": 0.1, "median": 0.2, "high": 0.3}])
-    figures = plots.reward(training, 4, "QMIX"), plots.ablation(training, curves)
+    figures = charts.reward(training, 4, "QMIX"), charts.ablation(training, curves)
     for figure in figures:
         for panel in figure.axes:
             words = [panel.get_title("left")]
@@ -396,7 +396,7 @@ def test_figures_of_one_seed_say_so(seeds: int) -> None:
                 assert ("median" in word) == (seeds > 1)
     if seeds > 1:
         with pytest.raises(UserError, match="of unequal length"):
-            plots.reward(training[:-1], 4, "QMIX")
+            charts.reward(training[:-1], 4, "QMIX")
 
 
 def test_the_bound_under_a_policy_is_the_bias_a_comparison_records(tmp_path: Path) -> None:

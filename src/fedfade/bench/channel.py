@@ -17,7 +17,7 @@ import torch
 
 from fedfade.bench import machine, median_cpu_ms
 from fedfade.config import CellConfig, RadioConfig
-from fedfade.radio import Cell, Channel
+from fedfade.radio import Cell, Channel, frequency_offsets
 
 _CLIENTS, _EPISODES = 10, 20
 
@@ -74,7 +74,7 @@ def _sionna(repeats: int) -> dict[str, object]:
     radio = RadioConfig()
     client_rounds = 20
     model = _sionna_model(radio, client_rounds)
-    frequencies = Channel(radio, CellConfig(), 1).frequencies_hz
+    frequencies = frequency_offsets(radio)
 
     def batch() -> object:
         coefficients, delays = model(radio.slots, 1.0 / radio.slot_s)

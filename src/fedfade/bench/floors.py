@@ -13,7 +13,7 @@ from fedfade.agents.trainer import Trainer
 from fedfade.config import Precision, RadioConfig
 from fedfade.graphs import Work, record
 from fedfade.learning.batched import ALIGNED, groups_of_samples
-from fedfade.radio.rays import subcluster_sizes
+from fedfade.radio import subcluster_sizes
 
 
 class Layer(NamedTuple):

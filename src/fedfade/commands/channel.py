@@ -1,9 +1,8 @@
 """`fedfade channel`: draw fading, look at it, bring in somebody else's."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,16 +10,9 @@ from rich.table import Table
 
 from fedfade.commands.options import PICTURES, SetOption, check_output, with_fields
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fedfade.radio.recording import Recording
-
 app = typer.Typer(
     help="Draw, look at and import channel gains.", no_args_is_help=True, rich_markup_mode=None
 )
-
-_RAYLEIGH = {"std": 5.57, 1: -19.98, 10: -9.77, 50: -1.59, 90: 3.62, 99: 6.63}
 
 
 @app.command()
@@ -36,7 +28,7 @@ def sample(
 ) -> None:
     """Draw independent drops of fading and write them as traces."""
     from fedfade.config import load_config
-    from fedfade.radio.recording import sample as draw
+    from fedfade.radio import sample_drops
     from fedfade.storage import write_npz
 
     check_output("--out", out, ".npz")
@@ -48,7 +40,7 @@ def sample(
     }
     asked = with_fields(overrides, fields)
     config = load_config("paper", ["cell.placement=redraw", *asked])
-    arrays = draw(config.radio, config.cell, drops, seed)
+    arrays = sample_drops(config.radio, config.cell, drops, seed)
     write_npz(out, arrays)
     typer.echo(f"{drops} drops of {config.radio.slots} slots x {config.radio.subbands}: {out}")
 
@@ -64,8 +56,8 @@ def show(
 ) -> None:
     """Picture and table of recorded gains; two files side by side."""
     from fedfade.errors import not_allowed
-    from fedfade.radio.pictures import channel_figure
-    from fedfade.radio.recording import read_recording
+    from fedfade.radio import RAYLEIGH, gain_statistics, read_recording
+    from fedfade.radio.channel_figure import channel_figure
     from fedfade.storage import writing
 
     if len(files) > 2:
@@ -77,7 +69,10 @@ def show(
     fewest = min(len(recording.gain) for recording in recordings)
     if drop >= fewest:
         raise not_allowed("--drop", drop, f"between 0 and {fewest - 1}")
-    _print_table(recordings)
+    counts = ["drops", *(str(len(recording.gain)) for recording in recordings), ""]
+    statistics = [*(gain_statistics(recording.gain) for recording in recordings), RAYLEIGH]
+    names = [*(recording.name for recording in recordings), "Rayleigh"]
+    _print_table(names, [counts, *_statistics_rows(statistics)])
     figure = channel_figure(recordings, drop)
     with writing(out) as temporary:
         figure.savefig(temporary, dpi=110)
@@ -93,42 +88,42 @@ def import_(
 ) -> None:
     """Turn impulse responses [drop, path, slot] into traces for `radio.source: traces`."""
     from fedfade.config import load_config
-    from fedfade.radio.recording import convert
+    from fedfade.radio import import_drops
     from fedfade.storage import write_npz
 
     out = out or file.with_suffix(".traces.npz")
     check_output("--out", out, ".npz")
     changes = with_fields(overrides, {"radio.subband_gain": subband_gain})
     told = [change.partition("=")[0].strip().removeprefix("radio.") for change in changes]
-    arrays = convert(file, load_config("paper", changes).radio, told)
+    arrays = import_drops(file, load_config("paper", changes).radio, told)
     write_npz(out, arrays)
     drops, slots, bands = arrays["small_scale_gain"].shape
     typer.echo(f"{drops} drops of {slots} slots x {bands}: {out}")
 
 
-def _print_table(recordings: Sequence[Recording]) -> None:
-    from fedfade.radio.statistics import gain_statistics
+def _statistics_rows(sets: Sequence[Any]) -> list[list[str]]:
+    """A label and the value of each set of `GainStatistics`, where it has one."""
+    rows = [
+        ["mean power", *(f"{one.mean:.3f}" for one in sets)],
+        ["std (dB)", *(f"{one.std_db:.2f}" for one in sets)],
+    ]
+    for name, label, digits in (
+        ("percentiles_db", "{} % below (dB)", 2),
+        ("autocorrelation", "correlation, {} slots apart", 3),
+        ("band_correlation", "correlation, {} sub-bands apart", 3),
+    ):
+        columns: list[dict[int, float]] = [getattr(one, name) for one in sets]
+        for key in sorted(set[int]().union(*columns)):
+            values = (f"{column[key]:.{digits}f}" if key in column else "" for column in columns)
+            rows.append([label.format(key), *values])
+    return rows
 
-    found = [gain_statistics(recording.gain) for recording in recordings]
+
+def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     table = Table(box=None, header_style="bold")
     table.add_column("statistic", no_wrap=True)
-    for heading in (*(recording.name for recording in recordings), "Rayleigh"):
+    for heading in headings:
         table.add_column(heading, justify="right", overflow="fold")
-    table.add_row("drops", *(str(len(recording.gain)) for recording in recordings), "")
-    table.add_row("mean power", *(f"{one.mean:.3f}" for one in found), "1.000")
-    table.add_row("std (dB)", *(f"{one.std_db:.2f}" for one in found), f"{_RAYLEIGH['std']:.2f}")
-    for percent in found[0].percentiles_db:
-        values = (f"{one.percentiles_db[percent]:.2f}" for one in found)
-        table.add_row(f"{percent} % below (dB)", *values, f"{_RAYLEIGH[percent]:.2f}")
-    for title, name in (
-        ("correlation, {} slots apart", "autocorrelation"),
-        ("correlation, {} sub-bands apart", "band_correlation"),
-    ):
-        keys = sorted({key for one in found for key in getattr(one, name)})
-        for key in keys:
-            values = (
-                f"{getattr(one, name)[key]:.3f}" if key in getattr(one, name) else ""
-                for one in found
-            )
-            table.add_row(title.format(key), *values, "")
+    for row in rows:
+        table.add_row(*row)
     Console().print(table)

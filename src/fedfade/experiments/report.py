@@ -13,8 +13,7 @@ from fedfade.allocation import GENIE, PERFECT
 from fedfade.config import Config
 from fedfade.experiments import figures
 from fedfade.experiments.metrics import SHOWN, Row, Summary, policies_of, series, summarise
-from fedfade.learning.figures import save
-from fedfade.storage import write_text
+from fedfade.storage import save_figure, write_text
 
 _LEFT_OUT_LINES = 40
 
@@ -159,7 +158,7 @@ def write_report(
     images = {}
     for name, figure in pictures.items():
         path = folder / "figures" / f"{name}.png"
-        save(figure, path)
+        save_figure(figure, path)
         images[name] = base64.b64encode(path.read_bytes()).decode("ascii")
     path = folder / "report.html"
     write_text(path, _page(config, record, rows, images, (folder / "config.yaml").read_text()))

@@ -88,7 +88,8 @@ def gram(updates: Updates, previous: Tensor) -> Tensor:
     """Inner products of d_n = g_{t-1} - g_n: [run, client, client].
 
     It is all the uplink has to know about learning; its diagonal holds the estimated deviations
-    |d_n|^2 (paper: eq. 26). A client whose update is not finite cannot deliver; its entries are 0.
+    |d_n|^2 (paper: section IV-B). A client whose update is not finite cannot deliver; its entries
+    are 0.
 
     >>> one = torch.ones(1, 2)
     >>> g = torch.tensor([[[1.0, 0.0], [0.0, 2.0]]])
@@ -105,7 +106,7 @@ def gram(updates: Updates, previous: Tensor) -> Tensor:
 
 
 def mean_of_arrived(updates: Updates, weight: Tensor) -> Arrived:
-    """The mean over those who delivered (paper: eq. 7), with weight [run, client] >= 0."""
+    """The mean over those who delivered (paper: eq. 16), with weight [run, client] >= 0."""
     weight = torch.where(updates.finite, weight, 0.0)
     total = weight.sum(dim=1, keepdim=True)  # [run, 1]
     anyone = total > 0

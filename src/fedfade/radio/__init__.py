@@ -3,32 +3,41 @@
 Cell      where clients are, their large-scale gain                    [run, round, client]
 Channel   small-scale gain, per slot and sub-band       [run, episode, slot, client, band]
 sinr, rate_bps, delivered_bits    what the base station hears, and gets      [..., client]
+
+A `FadingSource` draws the small-scale gains; it is one of the seams (`fedfade.seams.FADING`).
 """
 
-from fedfade.radio.cell import Cell, Place, Trajectory
+from fedfade.radio.cell import Cell, LargeScale, Trajectory
 from fedfade.radio.channel import Channel
-from fedfade.radio.link import (
-    db_to_linear,
-    dbm_to_w,
-    delivered_bits,
-    noise_w,
-    rate_bps,
-    received_w,
-    sinr,
-)
-from fedfade.radio.scenario import path_loss_db
+from fedfade.radio.fading import FadingSource
+from fedfade.radio.link import db_to_linear, dbm_to_w, delivered_bits, noise_w, rate_bps, sinr
+from fedfade.radio.microcell import LIGHT_MPS, path_loss_db
+from fedfade.radio.rays import subcluster_sizes
+from fedfade.radio.recording import Recording, import_drops, read_recording, sample_drops
+from fedfade.radio.response import frequency_offsets
+from fedfade.radio.statistics import RAYLEIGH, GainStatistics, gain_statistics
 
 __all__ = [
+    "LIGHT_MPS",
+    "RAYLEIGH",
     "Cell",
     "Channel",
-    "Place",
+    "FadingSource",
+    "GainStatistics",
+    "LargeScale",
+    "Recording",
     "Trajectory",
     "db_to_linear",
     "dbm_to_w",
     "delivered_bits",
+    "frequency_offsets",
+    "gain_statistics",
+    "import_drops",
     "noise_w",
     "path_loss_db",
     "rate_bps",
-    "received_w",
+    "read_recording",
+    "sample_drops",
     "sinr",
+    "subcluster_sizes",
 ]

@@ -4,64 +4,57 @@ A trajectory is a pure function of (seed, round, client): the round can be asked
 together with a hundred others and comes out the same.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedfade.config import CellConfig, RadioConfig
 from fedfade.errors import not_allowed
-from fedfade.radio.angles import direction
 from fedfade.radio.field import gaussian_field
-from fedfade.radio.scenario import log_spread, path_loss_db, table
+from fedfade.radio.microcell import log_normal_spread, path_loss_db, table
 from fedfade.randomness import fold, normal, streams, uniform
 
 
 @dataclass(frozen=True)
-class Place:
-    """What the fading needs to know about clients: tensors of one shape, [run, client] or more."""
+class LargeScale:
+    """Clients as the fading sees them: tensors of one shape, [run, client] or more."""
 
-    position: Tensor
-    """In metres, base station at (0, 0): [..., 2]."""
-    distance_m: Tensor
-    """In the plane."""
-    heading_rad: Tensor
-    """Direction of travel."""
-    shadowing: Tensor
-    """Standard normal; positive means more gain."""
+    position: Tensor  # [..., 2] in metres, base station at (0, 0)
+    distance_m: Tensor  # in the plane
+    heading_rad: Tensor  # direction of travel
+    shadowing: Tensor  # standard normal; positive means more gain
     delay_spread_s: Tensor
-    azimuth_spread_deg: Tensor
-    """Of arrival at the client."""
-    zenith_spread_deg: Tensor
-    """Of arrival at the client."""
-    gain_db: Tensor
-    """Large-scale gain: antenna gain - path loss + shadowing, so alpha = 10^(gain_db / 10)."""
+    azimuth_spread_deg: Tensor  # of arrival at the client
+    zenith_spread_deg: Tensor  # of arrival at the client
+    gain_db: Tensor  # antenna gain - path loss + shadowing: alpha = 10^(gain_db / 10)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "LargeScale":
+        """The same clients with every tensor changed alike."""
+        return LargeScale(**{f.name: change(getattr(self, f.name)) for f in fields(LargeScale)})
+
+    def __getitem__(self, index: Any) -> "LargeScale":
+        return self.map(lambda value: value[index])
 
 
 @dataclass(frozen=True)
-class Trajectory(Place):
-    """The places of all clients over rounds: [run, round, client]."""
+class Trajectory(LargeScale):
+    """All clients over rounds: [run, round, client]."""
 
     first_round: int = 0
 
-    def at(self, round_index: int) -> Place:
-        """The places in one round: [run, client].
+    def at(self, round_index: int) -> LargeScale:
+        """One round: [run, client]."""
+        return self[:, self._row(round_index)]
 
-        >>> cell = Cell(CellConfig(), RadioConfig(), clients=10)
-        >>> cell.trajectory([0, 1], rounds=3).at(2).gain_db.shape
-        torch.Size([2, 10])
-        """
-        return self._rows(self._row(round_index))
-
-    def during(self, rounds: Sequence[int]) -> Place:
-        """The places in several rounds: [run, round, client]."""
+    def during(self, rounds: Sequence[int]) -> LargeScale:
+        """Several rounds: [run, round, client]."""
         rows = [self._row(round_index) for round_index in rounds]
         one_after_another = rows == list(range(rows[0], rows[0] + len(rows)))
-        return self._rows(slice(rows[0], rows[-1] + 1) if one_after_another else rows)
+        return self[:, rows[0] : rows[-1] + 1] if one_after_another else self[:, rows]
 
     def _row(self, round_index: int) -> int:
         row = round_index - self.first_round
@@ -69,9 +62,6 @@ class Trajectory(Place):
             last = self.first_round + self.gain_db.shape[1] - 1
             raise not_allowed("round", round_index, f"one of {self.first_round} ... {last}")
         return row
-
-    def _rows(self, rows: int | slice | list[int]) -> Place:
-        return Place(**{f.name: getattr(self, f.name)[:, rows] for f in fields(Place)})
 
 
 class Cell:
@@ -99,10 +89,8 @@ class Cell:
         device: torch.device | str = "cpu",
     ) -> Trajectory:
         """Positions, headings, spreads and gains for every seed, round and client."""
-        keys = fold(
-            streams(seeds, "placement", device=device)[:, None],
-            torch.arange(self.clients, device=device),
-        )  # [run, client]
+        runs = streams(seeds, "placement", device=device)
+        keys = fold(runs[:, None], torch.arange(self.clients, device=device))  # [run, client]
         round_index = torch.arange(first_round, first_round + rounds, device=device)
         keys_by_round = fold(keys[:, None, :], round_index[:, None])  # [run, round, client]
         heading = 2 * math.pi * uniform(fold(keys_by_round, 1), ())
@@ -110,66 +98,51 @@ class Cell:
         if placement == "waypoint":
             position, heading = self._walk(keys, round_index, heading)
         elif placement == "redraw":
-            position = self._uniform_in_hexagon(fold(keys_by_round, 2), ())
-        elif placement == "fixed":
-            position = self._uniform_in_hexagon(fold(keys, 2), ())
+            position = self._uniform_in_hexagon(fold(keys_by_round, 2))
         else:
-            position = self._on_ring(keys)
-        if position.dim() == 3:
-            position = position[:, None].expand(-1, rounds, -1, -1)
-        return self._large_scale(seeds, first_round, position, heading, keys_by_round)
+            draw = self._uniform_in_hexagon if placement == "fixed" else self._on_ring
+            position = draw(fold(keys, 2))[:, None].expand(-1, rounds, -1, -1)
+        return Trajectory(
+            position=position.contiguous(),
+            heading_rad=heading,
+            first_round=first_round,
+            **self._large_scale(seeds, position, keys_by_round),
+        )
 
-    # --- gains ---------------------------------------------------------------------------------
-
-    def _large_scale(
-        self,
-        seeds: Sequence[int],
-        first_round: int,
-        position: Tensor,
-        heading: Tensor,
-        keys_by_round: Tensor,
-    ) -> Trajectory:
+    def _large_scale(self, seeds: Sequence[int], position: Tensor, keys: Tensor) -> dict[str, Any]:
         """Clause 7.5 step 4: shadowing and spreads, correlated with each other and in space."""
-        names = table()["large_scale"]["correlation"]["order"][1:]
-        spreads = [log_spread(name, self.radio.carrier_hz) for name in names]
-        metres = [self.config.shadowing_decorrelation_m, *(s.decorrelation_m for s in spreads)]
+        rows, cell = table()["large_scale"], self.config
+        names = rows["correlation"]["order"][1:]  # the first is shadowing
+        metres = [cell.shadowing_decorrelation_m, *(rows[n]["decorrelation_m"] for n in names)]
         independent = [
             gaussian_field(streams(seeds, f"field {i}", device=position.device), position, m)
             for i, m in enumerate(metres)
         ]
         distance = torch.linalg.vector_norm(position, dim=-1)
-        if self.config.placement == "ring":
-            independent[0] = normal(fold(keys_by_round, 3), ())
-            gain = self._ring_gain_db() + self.config.ring_spread_db * independent[0]
+        if cell.placement == "ring":
+            independent[0] = normal(fold(keys, 3), ())
+            gain = self._ring_gain_db() + cell.ring_spread_db * independent[0]
         else:
-            gain = self.config.shadowing_db * independent[0] + self._mean_gain_db(distance)
-        gain = gain.clamp(max=0.0)  # nothing arrives stronger than it was sent
+            gain = cell.shadowing_db * independent[0] + self._mean_gain_db(distance)
         # Cholesky with shadowing first: its own field stays exactly exponential.
-        matrix = torch.tensor(table()["large_scale"]["correlation"]["matrix"], dtype=torch.float64)
-        factor = torch.linalg.cholesky(matrix).tolist()
-        mixed = [
-            sum((w * x for w, x in zip(row, independent, strict=True)), torch.zeros_like(gain))
-            for row in factor
-        ]
-        return Trajectory(
-            position=position.contiguous(),
-            distance_m=distance,
-            heading_rad=heading,
-            shadowing=independent[0],
-            delay_spread_s=spreads[0].value(mixed[1]),
-            azimuth_spread_deg=spreads[1].value(mixed[2]),
-            zenith_spread_deg=spreads[2].value(mixed[3]),
-            gain_db=gain,
-            first_round=first_round,
-        )
+        matrix = torch.tensor(rows["correlation"]["matrix"], dtype=torch.float64)
+        spreads = []
+        for name, row in zip(names, torch.linalg.cholesky(matrix).tolist()[1:], strict=True):
+            weighted = (w * x for w, x in zip(row, independent, strict=True))
+            mixed = sum(weighted, torch.zeros_like(gain))
+            spreads.append(log_normal_spread(name, self.radio.carrier_hz, mixed))
+        return {
+            "distance_m": distance,
+            "shadowing": independent[0],
+            "delay_spread_s": spreads[0],
+            "azimuth_spread_deg": spreads[1],
+            "zenith_spread_deg": spreads[2],
+            "gain_db": gain.clamp(max=0.0),  # nothing arrives stronger than it was sent
+        }
 
     def _mean_gain_db(self, distance_m: Tensor) -> Tensor:
-        loss = path_loss_db(
-            distance_m,
-            self.radio.carrier_hz,
-            self.config.bs_height_m,
-            self.config.client_height_m,
-        )
+        heights_m = self.config.bs_height_m, self.config.client_height_m
+        loss = path_loss_db(distance_m, self.radio.carrier_hz, *heights_m)
         return self.radio.antenna_gain_dbi - loss
 
     def _ring_gain_db(self) -> float:
@@ -177,18 +150,16 @@ class Cell:
         full_dbm = self.radio.power_levels_dbm[self.radio.full_level]
         return self.config.ring_snr_db + self.radio.noise_dbm - full_dbm
 
-    # --- places --------------------------------------------------------------------------------
-
     def _on_ring(self, keys: Tensor) -> Tensor:
         """All at the distance whose mean gain is the ring's, as far as the hexagon has it."""
         inner = self.config.side_m * math.sqrt(3) / 2
         candidates = torch.linspace(max(self.config.min_distance_m, 1.0), inner, 2000)
         miss = (self._mean_gain_db(candidates) - self._ring_gain_db()).abs()
         radius = float(candidates[miss.argmin()])
-        angle = 2 * math.pi * uniform(fold(keys, 2), ())
+        angle = 2 * math.pi * uniform(keys, ())
         return radius * torch.stack([torch.cos(angle), torch.sin(angle)], dim=-1)
 
-    def _uniform_in_hexagon(self, keys: Tensor, shape: Sequence[int]) -> Tensor:
+    def _uniform_in_hexagon(self, keys: Tensor, shape: Sequence[int] = ()) -> Tensor:
         """Uniform over the hexagon outside the minimum distance: [*keys.shape, *shape, 2]."""
         side, nearest = self.config.side_m, self.config.min_distance_m
         # Candidates enough that all of them being too near has a chance below 1e-12.
@@ -213,9 +184,8 @@ class Cell:
         # float64, because a long walk is summed up from its start.
         walked = self.radio.speed_mps * self.config.round_s * round_index.to(torch.float64)
         legs = 2 + int(float(walked[-1]) / (0.3 * self.config.side_m))
-        leg_keys = fold(keys, 2)
         while True:
-            stops = self._uniform_in_hexagon(leg_keys, (legs + 1,)).to(torch.float64)
+            stops = self._uniform_in_hexagon(fold(keys, 2), (legs + 1,)).to(torch.float64)
             steps = stops.diff(dim=-2)  # [run, client, leg, 2]
             ends = torch.linalg.vector_norm(steps, dim=-1).cumsum(-1)  # [run, client, leg]
             if bool((ends[..., -1] > walked[-1]).all()):
@@ -227,13 +197,24 @@ class Cell:
         length = torch.linalg.vector_norm(step, dim=-1)
         left = ends.gather(-1, leg) - walked
         position = stops.gather(-2, index) + step * (1.0 - left / length).unsqueeze(-1)
-        position = self._keep_off(position).to(torch.float32).transpose(1, 2)
+        # A client that would walk through the antenna keeps its minimum distance.
+        distance = torch.linalg.vector_norm(position, dim=-1, keepdim=True).clamp_min(1e-9)
+        position = position * torch.clamp(self.config.min_distance_m / distance, min=1.0)
+        position = position.to(torch.float32).transpose(1, 2)
         heading = direction(step[..., 1], step[..., 0]).to(torch.float32).transpose(1, 2)
-        # Nobody who stands still between rounds has a direction of travel: draw one.
+        # A client that stands still between rounds has no direction of travel: draw one.
         return position, heading if self.config.round_s * self.radio.speed_mps > 0 else idle
 
-    def _keep_off(self, position: Tensor) -> Tensor:
-        """Who would walk through the antenna walks around it, at the minimum distance."""
-        distance = torch.linalg.vector_norm(position, dim=-1, keepdim=True)
-        nearest = self.config.min_distance_m
-        return position * torch.clamp(nearest / distance.clamp_min(1e-9), min=1.0)
+
+def direction(y: Tensor, x: Tensor) -> Tensor:
+    """The angle of (x, y) in rad, like atan2, but the same bits alone and in a batch.
+
+    torch's atan2 takes another routine for the elements that do not fill a vector register, so
+    that a batch of 7 and a batch of 600 would differ in the last bit.
+    """
+    length = torch.sqrt(x.square() + y.square())
+    # Half the angle, from whichever of two forms does not cancel.
+    right = torch.atan(y / (length + x).clamp_min(1e-30))
+    left = math.pi / 2 - torch.atan((length + x) / y.abs().clamp_min(1e-30))
+    left = torch.where(y < 0, -left, left)
+    return 2.0 * torch.where(x >= 0, right, left)

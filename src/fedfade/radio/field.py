@@ -6,8 +6,6 @@ wave vectors follow the field's spectrum. In two dimensions the spectrum of the 
 closed form. So the field is a pure function of (key, position): no grid, no history.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -21,33 +19,22 @@ _ELEMENTS = 1 << 22  # values worked on at a time, to bound memory
 
 
 def gaussian_field(keys: Tensor, position: Tensor, decorrelation_m: float) -> Tensor:
-    """Values of the fields `keys` [run] at `position` [run, ..., 2]: standard normal, [run, ...].
-
-    >>> from fedfade.randomness import streams
-    >>> keys = streams([1], "shadowing")
-    >>> here = torch.tensor([[[3.0, 4.0], [3.0, 4.0], [300.0, 4.0]]])   # [run, client, 2]
-    >>> value = gaussian_field(keys, here, 13.0)[0]
-    >>> bool(value[0] == value[1]), bool(value[0] == value[2])
-    (True, False)
-    """
+    """Standard normal values [run, ...] of the fields `keys` [run] at `position` [run, ..., 2]."""
     # float64 for the phases: short waves turn many times across a cell, and CPU and CUDA round
     # float32 differently.
     draws = uniform(keys, (3, WAVES)).to(torch.float64)  # [run, 3, wave]
     # Strata instead of plain draws for the radius: less error in the correlation of one field.
     strata = (torch.arange(WAVES, device=keys.device) + draws[:, 0]) / WAVES
     radius = torch.sqrt(1.0 / (1.0 - strata).clamp_min(1e-3) ** 2 - 1.0) / decorrelation_m
-    direction = 2.0 * math.pi * draws[:, 1]
-    shift = 2.0 * math.pi * draws[:, 2]
+    direction, shift = 2.0 * math.pi * draws[:, 1], 2.0 * math.pi * draws[:, 2]
     wave = torch.stack([radius * torch.cos(direction), radius * torch.sin(direction)], dim=1)
     flat = position.reshape(position.shape[0], -1, 2)  # [run, place, 2]
     step = max(1, _ELEMENTS // (WAVES * flat.shape[0]))
-    parts = [_waves(part, wave, shift) for part in torch.split(flat, step, dim=1)]
+    parts = []
+    for place in torch.split(flat, step, dim=1):
+        # Element by element, so that batches agree: [run, place, wave].
+        x, y = torch.split(place.to(torch.float64), 1, dim=-1)
+        phase = x * wave[:, None, 0] + y * wave[:, None, 1] + shift.unsqueeze(1)
+        phase = torch.remainder(phase, 2.0 * math.pi).to(torch.float32)
+        parts.append(torch.cos(phase).sum(-1) * math.sqrt(2.0 / WAVES))
     return torch.cat(parts, dim=1).reshape(position.shape[:-1])
-
-
-def _waves(place: Tensor, wave: Tensor, shift: Tensor) -> Tensor:
-    """Sum of plane waves at `place` [run, place, 2]; element by element, so batches agree."""
-    place = place.to(torch.float64)
-    phase = place[..., :1] * wave[:, None, 0] + place[..., 1:] * wave[:, None, 1]
-    phase = torch.remainder(phase + shift.unsqueeze(1), 2.0 * math.pi).to(torch.float32)
-    return torch.cos(phase).sum(-1) * math.sqrt(2.0 / WAVES)

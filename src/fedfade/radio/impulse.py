@@ -5,10 +5,8 @@ or [drop, path]. The names the tools themselves use are understood too (see `_NA
 axes of length one are dropped, and a single drop may leave out its axis.
 """
 
-from __future__ import annotations
-
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,32 +24,21 @@ _NAMES = {
     "coefficients": ("coefficients", "coeff", "coeffs", "h", "a"),
     "delays": ("delays", "delay", "tau", "taus"),
 }
+_KNOWN = tuple(name for names in _NAMES.values() for name in names)
 
 
-@dataclass(frozen=True)
-class ImpulseResponses:
-    """Paths of every drop, in every slot."""
-
-    coefficients: np.ndarray
-    """Complex amplitude: [drop, path, slot]."""
-    delays_s: np.ndarray
-    """[drop, path, slot], or [drop, path, 1] where delays stay."""
-
-
-def read_impulse_responses(path: Path | str) -> ImpulseResponses:
-    """Read and check a `.mat` (up to version 7) or `.npz`."""
+def read_impulse_responses(path: Path | str) -> tuple[np.ndarray, np.ndarray]:
+    """Coefficients [drop, path, slot] and delays in seconds of a `.mat` (up to version 7) or
+    `.npz`; delays that stay are [drop, path, 1]."""
     path = Path(path)
     if path.suffix == ".mat":
         arrays = _read_mat(path)
     elif path.suffix == ".npz":
-        arrays = read_npz(path, tuple(n for names in _NAMES.values() for n in names), MAX_BYTES)
+        arrays = read_npz(path, _KNOWN, MAX_BYTES)
     else:
         raise UserError(f"{str(path)!r} is neither a .mat nor a .npz file.")
-    coefficients = _drop_path_slot(_pick(arrays, "coefficients", path), "coefficients", path)
-    delays = _pick(arrays, "delays", path)
-    if delays.dtype.kind == "c":
-        raise UserError(f"'delays' in {str(path)!r} are complex; real seconds are needed.")
-    delays = _matching_delays(delays, coefficients.shape, path)
+    coefficients = _drop_path_slot(_pick(arrays, "coefficients", path), path)
+    delays = _matching_delays(_pick(arrays, "delays", path), coefficients.shape, path)
     if not (np.all(np.isfinite(coefficients)) and np.all(np.isfinite(delays))):
         raise UserError(f"{str(path)!r} holds NaN or infinity in its coefficients or delays.")
     if np.any(delays < 0) or np.any(delays > 1e-3):
@@ -62,22 +49,23 @@ def read_impulse_responses(path: Path | str) -> ImpulseResponses:
     with np.errstate(over="ignore"):
         coefficients = coefficients.astype(np.complex64)
         power = np.mean(np.abs(coefficients) ** 2, axis=(1, 2))
-    if not np.all(np.isfinite(power)):
-        raise UserError(f"drop {int(np.argmax(power))} in {str(path)!r} has more power than fits.")
-    if not np.all(power > 0):
-        raise UserError(f"drop {int(np.argmin(power))} in {str(path)!r} has no power at all.")
-    return ImpulseResponses(coefficients, delays.astype(np.float64))
+    unfit = {"more power than float32 holds": ~np.isfinite(power), "no power at all": power == 0}
+    for has, wrong in unfit.items():
+        if wrong.any():
+            raise UserError(f"drop {int(wrong.argmax())} in {str(path)!r} has {has}.")
+    return coefficients, delays.astype(np.float64)
 
 
-def sampled_gains(responses: ImpulseResponses, radio: RadioConfig) -> tuple[np.ndarray, np.ndarray]:
+def sampled_gains(
+    coefficients: np.ndarray, delays_s: np.ndarray, radio: RadioConfig
+) -> tuple[np.ndarray, np.ndarray]:
     """Sub-band gains [drop, slot, band] of unit mean, and the mean power of each drop [drop]."""
-    subcarriers = radio.subcarriers if radio.subband_gain == "average" else 1
-    offsets = frequency_offsets(radio.subbands, radio.bandwidth_hz, subcarriers).numpy()
-    drops, _, slots = responses.coefficients.shape
+    offsets = frequency_offsets(radio).numpy()
+    drops, _, slots = coefficients.shape
     gain = np.empty((drops, slots, radio.subbands), dtype=np.float32)
     mean = np.empty(drops)
-    for drop in range(drops):  # one at a time: delays may differ in every slot
-        paths, delays = responses.coefficients[drop], responses.delays_s[drop]
+    # One drop at a time: delays may differ in every slot.
+    for drop, (paths, delays) in enumerate(zip(coefficients, delays_s, strict=True)):
         mean[drop] = np.mean(np.abs(paths) ** 2, axis=1).sum()
         for band, frequencies in enumerate(offsets):
             gain[drop, :, band] = _mean_power(paths, delays, frequencies) / mean[drop]
@@ -85,19 +73,19 @@ def sampled_gains(responses: ImpulseResponses, radio: RadioConfig) -> tuple[np.n
 
 
 def _mean_power(paths: np.ndarray, delays_s: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
-    """Mean over frequencies of |sum over paths|^2: [path, slot] -> [slot]."""
+    """Mean over equidistant frequencies of |sum over paths|^2: [path, slot] -> [slot]."""
     turned = paths * np.exp(-2j * np.pi * frequencies[0] * delays_s)
+    total = np.abs(turned.sum(axis=0)) ** 2
     if len(frequencies) > 1:
         step = np.exp(-2j * np.pi * (frequencies[1] - frequencies[0]) * delays_s)
-    total = np.zeros(paths.shape[1])
-    for i in range(len(frequencies)):
-        if i > 0:
+        for _ in frequencies[1:]:
             turned = turned * step
-        total += np.abs(turned.sum(axis=0)) ** 2
-    return total / len(frequencies)
+            total += np.abs(turned.sum(axis=0)) ** 2
+    return np.asarray(total / len(frequencies))
 
 
 def _pick(arrays: Mapping[str, np.ndarray], wanted: str, path: Path) -> np.ndarray:
+    """The array under any of its names."""
     for name in _NAMES[wanted]:
         if name in arrays and arrays[name].dtype.kind in "fiuc":
             return arrays[name]
@@ -108,36 +96,28 @@ def _pick(arrays: Mapping[str, np.ndarray], wanted: str, path: Path) -> np.ndarr
     )
 
 
-def _drop_path_slot(array: np.ndarray, name: str, path: Path) -> np.ndarray:
-    """Drop antenna axes of length one until [drop, path, slot] is left."""
-    shape = array.shape
-    if array.ndim == 2:
-        array = array[None]
-    while array.ndim > 3:
-        single = [axis for axis in range(1, array.ndim - 2) if array.shape[axis] == 1]
-        if not single and array.shape[0] == 1:
-            single = [0]  # QuaDRiGa's [rx, tx, path, slot]: a single drop
-        if not single:
-            break
-        array = array.squeeze(single[0])
-    if array.ndim != 3 or 0 in array.shape:
+def _drop_path_slot(array: np.ndarray, path: Path) -> np.ndarray:
+    """Coefficients as [drop, path, slot]: other axes, of antennas, must have length one."""
+    drops = [extent for extent in array.shape[:-2] if extent != 1]
+    if array.ndim < 2 or len(drops) > 1 or 0 in array.shape:
+        shape = list(array.shape)
         raise UserError(
-            f"{name!r} in {str(path)!r} has shape {list(shape)}: [drop, path, slot] is needed."
+            f"'coefficients' in {str(path)!r} has shape {shape}: [drop, path, slot] is needed."
         )
-    return array
+    return array.reshape(math.prod(drops), *array.shape[-2:])
 
 
 def _matching_delays(delays: np.ndarray, shape: tuple[int, ...], path: Path) -> np.ndarray:
     """Delays as [drop, path, slot] or [drop, path, 1]."""
-    drops, paths, slots = shape
-    squeezed = delays.squeeze()
-    for allowed in ((drops, paths, slots), (drops, paths, 1)):
-        plain = tuple(extent for extent in allowed if extent != 1)
-        if squeezed.shape == plain:
+    if delays.dtype.kind == "c":
+        raise UserError(f"'delays' in {str(path)!r} are complex; real seconds are needed.")
+    squeezed, drop_path = delays.squeeze(), shape[:2]
+    for allowed in (shape, (*drop_path, 1)):
+        if squeezed.shape == tuple(extent for extent in allowed if extent != 1):
             return squeezed.reshape(allowed)
     raise UserError(
-        f"'delays' in {str(path)!r} have shape {list(delays.shape)}: [{drops}, {paths}, {slots}] "
-        f"or [{drops}, {paths}] belongs to these coefficients."
+        f"'delays' in {str(path)!r} have shape {list(delays.shape)}: {list(shape)} or "
+        f"{list(drop_path)} belongs to these coefficients."
     )
 
 
@@ -148,9 +128,8 @@ def _read_mat(path: Path) -> dict[str, np.ndarray]:
         raise UserError(
             f"{str(path)!r} is a MATLAB 7.3 (HDF5) file, which is not read: save it with -v7."
         )
-    known = {name for names in _NAMES.values() for name in names}
     try:
-        arrays, names = read_mat(content, known, MAX_BYTES)
+        arrays, names = read_mat(content, set(_KNOWN), MAX_BYTES)
     except TooLarge as error:
         raise UserError(
             f"{str(error)!r} in {str(path)!r} is too large: at most {MAX_BYTES} bytes are read."

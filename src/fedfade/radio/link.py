@@ -4,8 +4,6 @@ Shapes: gain [..., client, band], sub-band chosen [..., client], power [..., cli
 works on any leading batch shape, on any device, without waiting for it.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -44,16 +42,11 @@ def noise_w(radio: RadioConfig) -> float:
     return float(10.0 ** ((radio.noise_dbm - 30.0) / 10.0))
 
 
-def received_w(gain: Tensor, band: Tensor, power_w: Tensor) -> Tensor:
-    """Power of each client at the base station, on the sub-band it chose: [..., client]."""
-    return power_w * gain.gather(-1, band.unsqueeze(-1)).squeeze(-1)
-
-
 def sinr(gain: Tensor, band: Tensor, power_w: Tensor, noise_w: Tensor | float) -> Tensor:
-    """Signal to interference and noise ratio of each client: [..., client].
+    """Signal to interference and noise ratio of each client: [..., client] (paper: eq. 10).
 
-    Clients on the same sub-band disturb each other; power 0 means silent: no signal and no
-    interference.
+    Clients on the same sub-band disturb each other (paper: eq. 11); power 0 means silent: no
+    signal and no interference.
 
     >>> gain = torch.tensor([[4.0, 1.0], [2.0, 3.0]])             # [client, band]
     >>> sinr(gain, torch.tensor([0, 0]), torch.tensor([1.0, 1.0]), 1.0)   # share band 0
@@ -61,7 +54,7 @@ def sinr(gain: Tensor, band: Tensor, power_w: Tensor, noise_w: Tensor | float) -
     >>> sinr(gain, torch.tensor([0, 1]), torch.tensor([1.0, 1.0]), 1.0)   # a band each
     tensor([4., 3.])
     """
-    heard = received_w(gain, band, power_w)
+    heard = power_w * gain.gather(-1, band.unsqueeze(-1)).squeeze(-1)
     # The others are summed one by one: (everything on the band) - (own signal) would lose a
     # weak neighbour, and the noise, in the rounding of a strong own signal.
     together = band.unsqueeze(-1) == band.unsqueeze(-2)  # [..., client, other]
@@ -71,7 +64,7 @@ def sinr(gain: Tensor, band: Tensor, power_w: Tensor, noise_w: Tensor | float) -
 
 
 def rate_bps(ratio: Tensor, bandwidth_hz: float) -> Tensor:
-    """Shannon rate B log2(1 + SINR).
+    """Shannon rate B log2(1 + SINR) (paper: eq. 12).
 
     >>> rate_bps(torch.tensor([1.0, 3.0]), 5e6)
     tensor([ 5000000., 10000000.])
@@ -81,6 +74,8 @@ def rate_bps(ratio: Tensor, bandwidth_hz: float) -> Tensor:
 
 def delivered_bits(rate_bps: Tensor, slot_s: float, remaining_bits: Tensor) -> Tensor:
     """Bits of each client that arrive in a slot, no more than it has left to send: [..., client].
+
+    A client has delivered when nothing is left (paper: eq. 13).
 
     >>> delivered_bits(torch.tensor([5e6, 1e7]), 0.002, torch.tensor([40_000.0, 15_000.0]))
     tensor([10000., 15000.])

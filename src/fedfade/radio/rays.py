@@ -1,4 +1,12 @@
-"""Rays: what clusters are made of (TR 38.901 clause 7.5, steps 7 to 10).
+"""Clusters and the rays they are made of (TR 38.901 clause 7.5, steps 5 to 10).
+
+There are two ways to draw powers, delays and mean arrival angles of clusters, `radio.cluster_draw`:
+
+`tr38901`   the standard's equations. Spreads are met on average, through tabulated constants.
+`quadriga`  as QuaDRiGa does by default. Angles are uniform, power falls with delay and with every
+            angle, then delays and angles are stretched until the drop has exactly the delay and
+            angle spreads it should have. Fewer clusters then mean fewer strong paths, so more
+            correlation between slots, which the standard's constants even out.
 
 Base station and client have one vertical antenna each that treats all directions alike. Then
 departure angles and cross-polarisation drop out of the coefficient (eq. 7.5-22), and a ray is
@@ -7,53 +15,142 @@ cluster is split into three sub-clusters of slightly different delay, not only t
 (as in QuaDRiGa: which two are strongest would jump from place to place).
 """
 
-from __future__ import annotations
-
+import math
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from fedfade.radio.angles import direction
-from fedfade.radio.cell import Place
-from fedfade.radio.clusters import Clusters
-from fedfade.radio.scenario import LIGHT_MPS, table
-from fedfade.randomness import fold, integers, stream, uniform
+from fedfade.radio.cell import LargeScale, direction
+from fedfade.radio.microcell import angle_scaling, table
+from fedfade.randomness import bits, fold, integers, normal, stream, uniform
 
+_STRETCHES = 6  # steps of the search for a stretch; the spread is then met to a percent or better
 _COUPLINGS = 4096
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """Clusters of a batch, each tensor [..., cluster]; angles are relative to the direct path."""
+
+    power: Tensor  # the sum over clusters is 1
+    delay_s: Tensor  # the first arrives at 0
+    azimuth_rad: Tensor
+    zenith_rad: Tensor
+
+
+def draw_tr38901(keys: Tensor, at: LargeScale, count: int) -> Clusters:
+    """Steps 5 to 7 as written, for keys [...] of clients in the same shape."""
+    rows = table()["clusters"]
+    scaling = rows["delay_scaling"]
+    log_draw = torch.log(uniform(fold(keys, 1), (count,)))
+    log_draw = log_draw - log_draw.amax(-1, keepdim=True)  # eq. 7.5-2: the first arrives at 0
+    delay = -scaling * at.delay_spread_s[..., None] * log_draw  # eq. 7.5-1
+    shadow_db = rows["shadowing_db"] * normal(fold(keys, 2), (count,))
+    # Eq. 7.5-5; with eq. 7.5-1 put in, the delay spread cancels.
+    log_power = (scaling - 1.0) * log_draw - shadow_db * (math.log(10.0) / 10.0)
+    fall = log_power.amax(-1, keepdim=True) - log_power  # -ln(P_n / max P)
+
+    azimuth = 2.0 / 1.4 / angle_scaling("azimuth", count) * torch.sqrt(fall)  # eq. 7.5-9
+    azimuth = _signs(fold(keys, 3), count) * azimuth + normal(fold(keys, 4), (count,)) / 7.0
+    zenith = fall / angle_scaling("zenith", count)  # eq. 7.5-14
+    zenith = _signs(fold(keys, 5), count) * zenith + normal(fold(keys, 6), (count,)) / 7.0
+
+    # Step 6: clusters 25 dB below the strongest are dropped; the constants above stay.
+    kept = fall <= -rows["removed_below_db"] * (math.log(10.0) / 10.0)
+    return Clusters(
+        power=torch.softmax(log_power.masked_fill(~kept, -torch.inf), dim=-1),
+        delay_s=delay,
+        azimuth_rad=torch.deg2rad(azimuth * at.azimuth_spread_deg[..., None]),
+        zenith_rad=torch.deg2rad(zenith * at.zenith_spread_deg[..., None]),
+    )
+
+
+def draw_quadriga(keys: Tensor, at: LargeScale, count: int) -> Clusters:
+    """Uniform angles, powers that fall with them, then stretched to the spreads asked for."""
+    rows, shape = table("quadriga_2_8_clusters"), table()["clusters"]
+    draws = uniform(fold(keys, 1), (5, count))  # delay, two azimuths, two zeniths
+    time = -torch.log(draws[..., 0, :])
+    time = time - time.amin(-1, keepdim=True)
+    # Departure angles fix no ray's Doppler here, but they take their share of the power.
+    angles = (draws[..., 1:, :] - 0.5) * math.pi
+    azimuth_fall, zenith_fall = angles[..., :2, :].square(), angles[..., 2:, :].abs()
+    power = torch.softmax(
+        (1.0 - shape["delay_scaling"]) * time
+        - rows["azimuth_fall"] * azimuth_fall.sum(-2)
+        - rows["zenith_fall"] * zenith_fall.sum(-2),
+        dim=-1,
+    )
+    deviation = time - (power * time).sum(-1, keepdim=True)
+    unit = torch.sqrt((power * deviation.square()).sum(-1)).clamp_min(1e-6)
+    # Azimuth and zenith of arrival together: [..., 2, cluster].
+    wanted = torch.stack([at.azimuth_spread_deg, at.zenith_spread_deg], dim=-1)
+    limits = (rows["azimuth_stretch_limit"], rows["zenith_stretch_limit"])
+    arrival = _stretched(
+        angles[..., 1::2, :], power.unsqueeze(-2), torch.deg2rad(wanted), _pair(limits, keys.device)
+    )
+    return Clusters(
+        power=power,
+        delay_s=time * (at.delay_spread_s / unit)[..., None],
+        azimuth_rad=arrival[..., 0, :],
+        zenith_rad=arrival[..., 1, :],
+    )
+
+
+def _stretched(angle: Tensor, power: Tensor, spread_rad: Tensor, limit: Tensor) -> Tensor:
+    """The angles times the factor that gives them the wanted spread on the circle."""
+    factor = torch.ones_like(spread_rad)
+    for _ in range(_STRETCHES):
+        reached = angle_spread(angle * factor[..., None], power)
+        factor = torch.minimum(factor * spread_rad / reached.clamp_min(1e-6), limit)
+    return angle * factor[..., None]
+
+
+@cache
+def _pair(values: tuple[float, float], device: torch.device) -> Tensor:
+    """Two constants on a device, carried there once."""
+    return torch.tensor(values, device=device)
+
+
+def _signs(keys: Tensor, count: int) -> Tensor:
+    """+1 or -1: [..., count]."""
+    return (bits(keys, (count,)) >> 63 | 1).to(torch.float32)
+
+
+def angle_spread(angle_rad: Tensor, power: Tensor) -> Tensor:
+    """Root mean square angle about the mean direction, weighted by power: [..., path] -> [...].
+
+    >>> angle_spread(torch.tensor([3.1, -3.1]), torch.tensor([0.5, 0.5]))    # across the wrap
+    tensor(0.0416)
+    """
+    cos, sin = (power * torch.cos(angle_rad)).sum(-1), (power * torch.sin(angle_rad)).sum(-1)
+    turned = angle_rad - direction(sin, cos)[..., None]
+    turned = turned - 2 * math.pi * torch.round(turned / (2 * math.pi))
+    turned = turned - (power * turned).sum(-1, keepdim=True)
+    return torch.sqrt((power * turned.square()).sum(-1))
 
 
 @dataclass(frozen=True)
 class Rays:
     """Rays of a batch; within a cluster they are ordered by sub-cluster (10, 6 and 4 rays)."""
 
-    power: Tensor
-    """Of a cluster, the sum over clusters is 1: [..., cluster]."""
-    delay_s: Tensor
-    """[..., cluster, subcluster]."""
-    doppler_hz: Tensor
-    """[..., cluster, ray]."""
-    phase: Tensor
-    """At the first slot, in turns: [..., cluster, ray]."""
+    power: Tensor  # [..., cluster], the sum over clusters is 1
+    delay_s: Tensor  # [..., cluster, subcluster]
+    doppler_hz: Tensor  # [..., cluster, ray]
+    phase: Tensor  # [..., cluster, ray] in turns, at the first slot
 
 
 def draw_rays(
-    keys: Tensor,
-    place: Place,
-    clusters: Clusters,
-    *,
-    carrier_hz: float,
-    speed_mps: float,
-    height_difference_m: float,
+    keys: Tensor, at: LargeScale, clusters: Clusters, max_doppler_hz: float, bs_above_m: float
 ) -> Rays:
-    """Rays of `clusters` for keys [...] at places of the same shape."""
+    """Rays of `clusters` for keys [...] of clients in the same shape."""
     rows = table()["clusters"]
     offsets, delays, coupled = _within_cluster(keys.device)
-    to_bs = direction(-place.position[..., 1], -place.position[..., 0]) - place.heading_rad
+    to_bs = direction(-at.position[..., 1], -at.position[..., 0]) - at.heading_rad
     azimuth = clusters.azimuth_rad + to_bs[..., None]
     azimuth_step = torch.deg2rad(rows["azimuth_spread_arrival_deg"] * offsets)
-    up = direction(place.distance_m, torch.full_like(place.distance_m, height_difference_m))
+    up = direction(at.distance_m, torch.full_like(at.distance_m, bs_above_m))
     zenith = clusters.zenith_rad + up[..., None]
     # Step 8, random coupling: picking one of 4096 permutations costs a look-up, sorting every
     # cluster's rays would cost more than all their phasors.
@@ -66,7 +163,7 @@ def draw_rays(
     return Rays(
         power=clusters.power,
         delay_s=clusters.delay_s[..., None] + rows["delay_spread_s"] * delays,
-        doppler_hz=along * (speed_mps * carrier_hz / LIGHT_MPS),
+        doppler_hz=along * max_doppler_hz,
         phase=uniform(fold(keys, 8), tuple(along.shape[keys.dim() :])),
     )
 

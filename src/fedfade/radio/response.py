@@ -11,8 +11,6 @@ is the other way round: a sine costs nothing beside the memory it would be fetch
 phasor is computed where it is summed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import fields
@@ -21,6 +19,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from fedfade.config import RadioConfig
 from fedfade.device import matrix_products
 from fedfade.graphs import fuse
 from fedfade.radio.rays import Rays, subcluster_sizes
@@ -29,10 +28,15 @@ SMALL_BLOCK, LARGE_BLOCK = 64, 1024
 """Drops worked on at a time on a GPU; the large one takes a gigabyte."""
 
 
-def _phasor(turns: Tensor) -> Tensor:
-    """exp(2 pi i x); whole turns are taken off first, for float32's sake."""
+def _circle(turns: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin of 2 pi x; whole turns are taken off first, for float32's sake."""
     angle = (turns - torch.round(turns)) * (2.0 * math.pi)
-    return torch.complex(torch.cos(angle), torch.sin(angle))
+    return torch.cos(angle), torch.sin(angle)
+
+
+def _phasor(turns: Tensor) -> Tensor:
+    """exp(2 pi i x)."""
+    return torch.complex(*_circle(turns))
 
 
 def _powers(first: Tensor, ratio: Tensor, count: int) -> Tensor:
@@ -50,10 +54,6 @@ def time_series(
     """Sums of rotating rays, one for each group of rays: [..., ray] -> complex [..., group, slot].
 
     At least `slots` instants come back, a few more where that makes whole rows of coarse steps.
-
-    >>> still = time_series(torch.zeros(1, 4), torch.zeros(1, 4), 2e-3, 250, groups=[3, 1])
-    >>> still.shape, still[0, :, 249].real.tolist()
-    (torch.Size([1, 2, 256]), [3.0, 1.0])
     """
     fine = 2 ** math.ceil(math.log2(math.sqrt(slots)))
     coarse = math.ceil(slots / fine)
@@ -61,66 +61,55 @@ def time_series(
     unit = torch.ones_like(per_slot, dtype=torch.complex64)
     near = _powers(unit, _phasor(per_slot), fine)  # [..., ray, fine]
     far = _powers(_phasor(phase), _phasor(per_slot * fine), coarse)  # [..., ray, coarse]
-    sums = [
-        (a.transpose(-1, -2) @ b).flatten(-2)  # [..., (coarse, fine)]
-        for a, b in zip(
-            torch.split(far, groups, dim=-2), torch.split(near, groups, dim=-2), strict=True
-        )
-    ]
+    pairs = zip(*(torch.split(part, groups, dim=-2) for part in (far, near)), strict=True)
+    sums = [(a.transpose(-1, -2) @ b).flatten(-2) for a, b in pairs]  # [..., (coarse, fine)]
     return torch.stack(sums, dim=-2)
 
 
-def frequency_offsets(subbands: int, bandwidth_hz: float, subcarriers: int) -> Tensor:
+def frequency_offsets(radio: RadioConfig) -> Tensor:
     """Frequencies about the carrier a sub-band's gain is the mean over: [band, subcarrier].
 
-    >>> frequency_offsets(4, 5e6, 1).flatten().tolist()
+    >>> frequency_offsets(RadioConfig(subband_gain="centre")).flatten().tolist()
     [-7500000.0, -2500000.0, 2500000.0, 7500000.0]
     """
-    centre = (torch.arange(subbands) - (subbands - 1) / 2) * bandwidth_hz
-    inside = (torch.arange(subcarriers) - (subcarriers - 1) / 2) * (bandwidth_hz / subcarriers)
+    bands, width_hz = radio.subbands, radio.bandwidth_hz
+    subcarriers = radio.subcarriers if radio.subband_gain == "average" else 1
+    centre = (torch.arange(bands) - (bands - 1) / 2) * width_hz
+    inside = (torch.arange(subcarriers) - (subcarriers - 1) / 2) * (width_hz / subcarriers)
     return centre[:, None] + inside
 
 
 def gains(rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int) -> Tensor:
     """Power gain of each sub-band: rays of drops -> [drop, band, slot]."""
-    if offsets_hz.device.type == "cpu":
-        return gains_by_powers(rays, offsets_hz, slot_s, slots)
-    return gains_by_blocks(rays, offsets_hz, slot_s, slots)
+    way = gains_by_powers if offsets_hz.device.type == "cpu" else gains_by_blocks
+    return way(rays, offsets_hz, slot_s, slots)
 
 
 def gains_by_powers(rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int) -> Tensor:
     """The way of the CPU: few phasors, matrix products; any batch [...] -> [..., band, slot]."""
-    batch = rays.power.shape[:-1]
-    groups = subcluster_sizes()
-    series = time_series(rays.doppler_hz, rays.phase, slot_s, slots, groups)
-    amplitude = torch.sqrt(rays.power / sum(groups))
-    turn = _frequency_phasors(rays.delay_s, amplitude, offsets_hz)
+    batch, (bands, subcarriers) = rays.power.shape[:-1], offsets_hz.shape
+    series = time_series(rays.doppler_hz, rays.phase, slot_s, slots, subcluster_sizes())
+    weight, delay = _paths(rays)
+    centre = offsets_hz.mean(-1)
+    inside = offsets_hz[0] - centre[0]
+    at_centre = weight * _phasor(-centre[:, None] * delay)  # [..., band, path]
+    from_centre = _phasor(-inside[:, None] * delay)  # [..., subcarrier, path]
+    turn = (at_centre.unsqueeze(-2) * from_centre.unsqueeze(-3)).flatten(-3, -2)
     field = turn @ series.flatten(-3, -2)  # complex [..., (band, subcarrier), slot]
-    bands, subcarriers = offsets_hz.shape
     # Real and imaginary parts lie side by side: square, sum over subcarriers, then over the pair.
     energy = torch.view_as_real(field).flatten(-2).square_()
     energy = energy.reshape(*batch, bands, subcarriers, -1).sum(-2)
     return energy.reshape(*batch, bands, -1, 2)[..., :slots, :].sum(-1) / subcarriers
 
 
-def _frequency_phasors(delay_s: Tensor, amplitude: Tensor, offsets_hz: Tensor) -> Tensor:
-    """Amplitude and phase of every path: [..., frequency, (cluster, subcluster)]."""
-    delay = delay_s.flatten(-2).unsqueeze(-2)  # [..., 1, path]
-    weight = amplitude.unsqueeze(-1).expand_as(delay_s).flatten(-2).unsqueeze(-2)
-    centre = offsets_hz.mean(-1)
-    inside = offsets_hz[0] - centre[0]
-    at_centre = weight * _phasor(-centre[:, None] * delay)  # [..., band, path]
-    from_centre = _phasor(-inside[:, None] * delay)  # [..., subcarrier, path]
-    return (at_centre.unsqueeze(-2) * from_centre.unsqueeze(-3)).flatten(-3, -2)
+def _paths(rays: Rays) -> tuple[Tensor, Tensor]:
+    """Amplitude and delay of every path, a sub-cluster: [..., 1, (cluster, subcluster)]."""
+    amplitude = torch.sqrt(rays.power / rays.phase.shape[-1]).unsqueeze(-1)
+    weight = amplitude.expand_as(rays.delay_s).flatten(-2).unsqueeze(-2)
+    return weight, rays.delay_s.flatten(-2).unsqueeze(-2)
 
 
 # --- on a GPU ----------------------------------------------------------------------------------
-
-
-def _circle(turns: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin of 2 pi x."""
-    angle = (turns - torch.round(turns)) * (2.0 * math.pi)
-    return torch.cos(angle), torch.sin(angle)
 
 
 def gains_by_blocks(rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int) -> Tensor:
@@ -132,21 +121,12 @@ def gains_by_blocks(rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int) -
     with matrix_products("fp32"):  # whatever learning asks for, the channel is one
         while first < drops:
             size = LARGE_BLOCK if drops - first >= LARGE_BLOCK // 2 else SMALL_BLOCK
-            block = fused(_block(rays, first, size), offsets_hz, slot_s, slots, groups)
-            parts.append(block[: drops - first])
+            # The last drop again where there are too few.
+            which = torch.arange(first, first + size, device=rays.power.device).clamp(max=drops - 1)
+            block = Rays(**{f.name: getattr(rays, f.name)[which] for f in fields(Rays)})
+            parts.append(fused(block, offsets_hz, slot_s, slots, groups)[: drops - first])
             first += size
     return torch.cat(parts)
-
-
-def _block(rays: Rays, first: int, size: int) -> Rays:
-    """Drops of one block; the last drop again where there are too few."""
-
-    def cut(value: Tensor) -> Tensor:
-        part = value[first : first + size]
-        again = part[-1:].expand(size - len(part), *part.shape[1:])
-        return torch.cat([part, again]) if len(again) else part
-
-    return Rays(**{field.name: cut(getattr(rays, field.name)) for field in fields(Rays)})
 
 
 def gains_by_sines(
@@ -156,7 +136,10 @@ def gains_by_sines(
     batch = rays.power.shape[:-1]
     bands, subcarriers = offsets_hz.shape
     series = _rotating_sums(rays, slot_s, -(-slots // 8) * 8, groups)  # whole rows
-    turn = _path_weights(rays, offsets_hz.flatten(), sum(groups))
+    weight, delay = _paths(rays)
+    cos, sin = (weight * part for part in _circle(-offsets_hz.flatten()[:, None] * delay))
+    # Complex weights as a real matrix: [..., (part, frequency), (part, path)].
+    turn = torch.cat([torch.cat([cos, -sin], dim=-1), torch.cat([sin, cos], dim=-1)], dim=-2)
     field = torch.matmul(turn, series)  # [..., (part, band, subcarrier), slot]
     energy = field.square().view(*batch, 2, bands, subcarriers, -1).sum((-4, -2))
     return energy[..., :slots] / subcarriers
@@ -176,16 +159,6 @@ def _rotating_sums(rays: Rays, slot_s: float, slots: int, groups: tuple[int, ...
         imaginary.append(im)
     both = [torch.stack(part, dim=-2).flatten(-3, -2) for part in (real, imaginary)]
     return torch.cat(both, dim=-2)
-
-
-def _path_weights(rays: Rays, offsets_hz: Tensor, rays_each: int) -> Tensor:
-    """Complex weights as a real matrix: [..., (part, frequency), (part, path)]."""
-    amplitude = torch.sqrt(rays.power / rays_each).unsqueeze(-1)
-    weight = amplitude.expand_as(rays.delay_s).flatten(-2).unsqueeze(-2)  # [..., 1, path]
-    delay = rays.delay_s.flatten(-2).unsqueeze(-2)
-    cos, sin = (weight * part for part in _circle(-offsets_hz[:, None] * delay))
-    rows = [torch.cat([cos, -sin], dim=-1), torch.cat([sin, cos], dim=-1)]
-    return torch.cat(rows, dim=-2)
 
 
 @cache

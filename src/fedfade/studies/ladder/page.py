@@ -8,13 +8,12 @@ from typing import Any
 
 from pandas import DataFrame
 
-from fedfade.learning.figures import save
-from fedfade.radio.scenario import LIGHT_MPS
-from fedfade.storage import write_text
+from fedfade.radio import LIGHT_MPS
+from fedfade.storage import save_figure, write_text
 from fedfade.studies.frames import markdown, matching
 from fedfade.studies.ladder.played import fading_memory
 from fedfade.studies.ladder.rungs import OWN, Ladder
-from fedfade.studies.paper.plots import panels
+from fedfade.studies.paper.charts import panels
 
 _SHADES = ("#1f618d", "#28a745", "#cb4335", "#7d3c98", "#b7950b")  # one per speed, slowest first
 _MARKS = ("*", "D", "P", "X", "^", "v")  # one per training
@@ -28,11 +27,11 @@ def write_page(
 ) -> Path:
     """`ladder.png`, `ladder.md` and, where there are federated runs, `accuracy.png`."""
     shown = policies[(policies["learned"] == "yes") | policies["policy"].isin([*_KNOWN])]
-    save(_figure(ladder, ladder.names, table, shown, "uploads"), out / "ladder.png")
+    save_figure(_figure(ladder, ladder.names, table, shown, "uploads"), out / "ladder.png")
     if len(accuracies):
         names = list(dict.fromkeys(cell.name for cell in ladder.accuracy_cells))
         best, agents = (matching(accuracies, learned=answer) for answer in ("no", "yes"))
-        save(_figure(ladder, names, best, agents, "accuracy"), out / "accuracy.png")
+        save_figure(_figure(ladder, names, best, agents, "accuracy"), out / "accuracy.png")
     path = out / "ladder.md"
     write_text(path, _page(ladder, table, policies, accuracies))
     return path

@@ -17,7 +17,7 @@ from fedfade.device import one_thread, pick_device
 from fedfade.errors import UserError
 from fedfade.experiments import Uplink, compare_many
 from fedfade.experiments.run_folder import mark
-from fedfade.radio.statistics import gain_statistics
+from fedfade.radio import gain_statistics
 from fedfade.studies.federated import StudyRun, labelled
 from fedfade.studies.frames import kept, matching, mean_error
 from fedfade.studies.ladder.rungs import FIRST_SEED, OWN, Agents, Ladder, LadderCell, as_trained

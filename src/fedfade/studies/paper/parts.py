@@ -19,11 +19,10 @@ from pandas import DataFrame
 
 from fedfade.config import Config
 from fedfade.errors import UserError, not_allowed
-from fedfade.learning.figures import save
-from fedfade.storage import folder_lock, read_json, write_json, write_text
+from fedfade.storage import folder_lock, read_json, save_figure, write_json, write_text
 from fedfade.studies.frames import matching, means, read_frame, write_frame
 from fedfade.studies.paper import claims, questions, regimes
-from fedfade.studies.paper.plots import Drawn
+from fedfade.studies.paper.charts import Drawn
 from fedfade.studies.paper.setting import Setting, check_unseen
 
 
@@ -104,7 +103,7 @@ def _make(setting: Setting, name: str, redraw: bool) -> None:
             made = figure()
         except ImportError:  # no Matplotlib
             continue
-        save(made, folder / f"{file}.png")
+        save_figure(made, folder / f"{file}.png")
     base, (trained, tested) = setting.base, check_unseen(setting)
     made_by = {
         "scale": setting.scale,

@@ -21,10 +21,10 @@ from fedfade.experiments.bound import bound_under
 from fedfade.experiments.figures import of_seeds
 from fedfade.experiments.run_folder import decisive, mark
 from fedfade.learning import class_counts, deal, load_data
-from fedfade.learning.figures import class_distribution
+from fedfade.learning.plots import class_distribution
 from fedfade.studies.federated import curve_table, final_table
 from fedfade.studies.frames import kept, markdown, matching, paired
-from fedfade.studies.paper import plots
+from fedfade.studies.paper import charts
 from fedfade.studies.paper.runs import agent_runs, all_runs, compared, trained
 from fedfade.studies.paper.setting import (
     BASELINES,
@@ -57,7 +57,7 @@ def compute_partition(setting: Setting) -> dict[str, DataFrame]:
     return {"partition/classes": pd.concat(tables)}
 
 
-def draw_partition(setting: Setting) -> plots.Drawn:
+def draw_partition(setting: Setting) -> charts.Drawn:
     """The paper's stacked bars for the first seed; the spread of class shares over all."""
     lines = setting.table("partition/classes").set_index(["alpha", "seed", "client"])
     seeds, classes = lines.index.unique("seed"), [*lines.columns]
@@ -70,7 +70,7 @@ def draw_partition(setting: Setting) -> plots.Drawn:
     text = f"Mean within-client standard deviation of class shares, {len(seeds)} seeds:\n\n"
     text += markdown(["alpha", "deviation"], [[f"{a:g}", f"{s:.3f}"] for a, s in spread.items()])
     facts = {"share_std": {f"{alpha:g}": value for alpha, value in spread.items()}}
-    return plots.Drawn(
+    return charts.Drawn(
         facts, text, {"partition": partial(class_distribution, counts, classes, title)}
     )
 
@@ -108,11 +108,11 @@ def compute_reward(setting: Setting) -> dict[str, DataFrame]:
     return {"reward/curve": _training_curve(setting)}
 
 
-def draw_reward(setting: Setting) -> plots.Drawn:
+def draw_reward(setting: Setting) -> charts.Drawn:
     """The reward of an episode against training episodes, over all training seeds."""
     lines = setting.table("reward/curve")
     title = f"QMIX, alpha {setting.centre.alpha:g}, n_c {setting.centre.clusters}"
-    figure = partial(plots.reward, lines, setting.base.learning.clients, title)
+    figure = partial(charts.reward, lines, setting.base.learning.clients, title)
     seeds = _by_tenths(lines)
     rows = [
         [f"{seed:.0f}", *(f"{value:.3f}" for value in rewards), f"{uploads:.2f}"]
@@ -122,7 +122,7 @@ def draw_reward(setting: Setting) -> plots.Drawn:
     episodes = int(lines["episodes"].iloc[-1])
     text = f"Mean reward of an episode by tenths of {episodes} episodes:\n\n"
     facts = {"episodes": episodes, "seeds": seeds.to_dict("records")}
-    return plots.Drawn(facts, text + markdown(heads, rows), {"reward": figure})
+    return charts.Drawn(facts, text + markdown(heads, rows), {"reward": figure})
 
 
 # --- accuracy and epochs: nine cells, and the centre with local epochs ----------------------------
@@ -160,15 +160,15 @@ def _compared_in(
     }
 
 
-def draw_accuracy(setting: Setting, part: str = "accuracy") -> plots.Drawn:
+def draw_accuracy(setting: Setting, part: str = "accuracy") -> charts.Drawn:
     """Curves, who is served at the centre, and what the claims are judged by."""
     final, curves = setting.table(f"{part}/final"), setting.table(f"{part}/curves")
-    grid = partial(plots.accuracy_grid, curves, final["seed"].nunique())
-    served = partial(plots.served, matching(final, **setting.centre._asdict()))
-    return plots.Drawn(facts_of(final), _text(final), {part: grid, "served": served})
+    grid = partial(charts.accuracy_grid, curves, final["seed"].nunique())
+    served = partial(charts.served, matching(final, **setting.centre._asdict()))
+    return charts.Drawn(facts_of(final), _text(final), {part: grid, "served": served})
 
 
-def draw_epochs(setting: Setting) -> plots.Drawn:
+def draw_epochs(setting: Setting) -> charts.Drawn:
     """The same for epochs."""
     return draw_accuracy(setting, "epochs")
 
@@ -262,7 +262,7 @@ def compute_ablation(setting: Setting) -> dict[str, DataFrame]:
     }
 
 
-def draw_ablation(setting: Setting) -> plots.Drawn:
+def draw_ablation(setting: Setting) -> charts.Drawn:
     """What agents lose without the gradient deviation, or without the small-scale fading."""
     training, final = setting.table("ablation/curve"), setting.table("ablation/final")
     rows, variants = [], []
@@ -282,8 +282,8 @@ def draw_ablation(setting: Setting) -> plots.Drawn:
         "hurt": {hide: paired(final, {"hidden": "nothing"}, {"hidden": hide}) for hide in HIDDEN},
         "fading_more": paired(final, {"hidden": "gradient"}, {"hidden": "fading"}),
     }
-    figure = partial(plots.ablation, training, setting.table("ablation/curves"))
-    return plots.Drawn(facts, text + markdown(heads, rows), {"ablation": figure})
+    figure = partial(charts.ablation, training, setting.table("ablation/curves"))
+    return charts.Drawn(facts, text + markdown(heads, rows), {"ablation": figure})
 
 
 # --- bound: does the second term of Theorem 1 tell who ends up better? ----------------------------
@@ -310,7 +310,7 @@ def compute_bound(setting: Setting) -> dict[str, DataFrame]:
     return tables
 
 
-def draw_bound(setting: Setting) -> plots.Drawn:
+def draw_bound(setting: Setting) -> charts.Drawn:
     """Rank correlations, the scatter behind them, and the terms."""
     final, biases = setting.table("accuracy/final"), setting.table("accuracy/bias")
     terms = {policy: setting.table(f"bound/terms-{policy}") for policy in BASELINES}
@@ -336,10 +336,10 @@ def draw_bound(setting: Setting) -> plots.Drawn:
     heads = ["policy", "rounds", "held", "C1 term", "C2 term", "C3", "measured change"]
     text += "\n\nAlong the first evaluation seed, means over rounds:\n\n" + markdown(heads, rows)
     centre = matching(final, **setting.centre._asdict())
-    scatter = partial(plots.second_term, centre, biases)
-    figures = {"bound": scatter, "terms": partial(plots.bound_terms, terms)}
+    scatter = partial(charts.second_term, centre, biases)
+    figures = {"bound": scatter, "terms": partial(charts.bound_terms, terms)}
     facts = {"cells": cells, "terms": held}
-    return plots.Drawn(facts, text, figures, {"bound/correlation": DataFrame(cells)})
+    return charts.Drawn(facts, text, figures, {"bound/correlation": DataFrame(cells)})
 
 
 def correlation(lines: DataFrame) -> dict[str, float]:

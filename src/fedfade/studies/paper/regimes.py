@@ -29,7 +29,7 @@ from fedfade.experiments.uploads import Uplink, joined
 from fedfade.learning import Federation, load_data
 from fedfade.studies.federated import final_table
 from fedfade.studies.frames import kept, markdown, means, paired
-from fedfade.studies.paper import plots
+from fedfade.studies.paper import charts
 from fedfade.studies.paper.runs import agent_folders, agents_mark, all_runs, compared, trained
 from fedfade.studies.paper.setting import QMIX, QMIX_PLUS, SCHEDULE, Clock, Setting, unseen
 from fedfade.uplink import Round
@@ -187,7 +187,7 @@ def pays(gain: float, error: float, base: float, field: str) -> bool:
     return bool(gain >= worth and (math.isnan(error) or gain > 2 * error))
 
 
-def draw(setting: Setting) -> plots.Drawn:
+def draw(setting: Setting) -> charts.Drawn:
     """Four maps, and the answer in numbers."""
     tables = {field: setting.table(f"regimes/{field}") for field in ("uploads", "accuracy")}
     everybody = [name for name in tables["uploads"]["policy"].unique() if name != PERFECT]
@@ -209,7 +209,7 @@ def draw(setting: Setting) -> plots.Drawn:
         "gains": answers,
     }
     made = {f"regimes/map-{field}-{who}": cells for (field, who), cells in maps.items()}
-    return plots.Drawn(facts, "\n\n".join(text), {"regimes": partial(plots.regimes, maps)}, made)
+    return charts.Drawn(facts, "\n\n".join(text), {"regimes": partial(charts.regimes, maps)}, made)
 
 
 def sentence(field: str, who: str, found: DataFrame) -> str:
