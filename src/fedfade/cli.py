@@ -1,7 +1,5 @@
 """The command line: `fedfade COMMAND`. Each command lives in `fedfade.commands`."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated, Any, NoReturn
 

@@ -4,8 +4,6 @@ Nothing here unpickles: `.npz` archives are checked from their headers before an
 allocated, so that a small file cannot claim a large one.
 """
 
-from __future__ import annotations
-
 import ast
 import fcntl
 import hashlib

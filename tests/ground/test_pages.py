@@ -12,11 +12,15 @@ import click
 import pytest
 import typer
 
+from fedfade import __version__
 from fedfade.cli import app
-from fedfade.config import load_config
+from fedfade.config import load_config, parse_yaml
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 SMALLER = {  # the same calls without a download, and fewer of them
     'config = load_config("paper")\nfor source': (
         'config = load_config("paper", ["learning.data=digits"])\nfor source'
@@ -73,3 +77,9 @@ def test_files_a_page_names_are_there(page: Path) -> None:
     missing = [name for name in links if not (page.parent / name).exists()]
     missing += [name for name in named if not (ROOT / name).exists()]
     assert missing == []
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    cited = parse_yaml((ROOT / "CITATION.cff").read_text())
+    assert cited["version"] == __version__
+    assert f"\n## {__version__}\n" in (ROOT / "CHANGELOG.md").read_text()

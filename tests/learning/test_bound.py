@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedfade.bench.learning import random_images
+from fedfade.bench.federated_round import random_images
 from fedfade.config import LearningConfig
 from fedfade.learning import Federation, ServerState
 from fedfade.learning.estimation import _moments, _slopes, bound_along_run

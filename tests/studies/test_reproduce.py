@@ -21,8 +21,8 @@ from fedfade.config import changed, load_config
 from fedfade.errors import UserError
 from fedfade.experiments import compare_many, read_rows, series
 from fedfade.experiments.bound import bound_under
-from fedfade.experiments.points import KINDS
 from fedfade.experiments.sweep import load_sweep
+from fedfade.seams import SWEEP_COMMANDS
 from fedfade.studies.frames import matching, read_frame, write_frame
 from fedfade.studies.paper import (
     PARTS,
@@ -317,7 +317,7 @@ def test_agents_that_come_with_the_package_join(
     """Those of training seed 0, shipped as qmix-plus, do in seed 1000 what they do as qmix."""
     shelf = tmp_path / "shelf"
     shutil.copytree(copied / "reward" / "training" / "seed-0", shelf / "qmix-plus")
-    monkeypatch.setattr("fedfade.agents.policy._shelf", lambda: shelf)
+    monkeypatch.setattr("fedfade.agents.trained._shelf", lambda: shelf)
     for part, table in (("accuracy", "final.csv"), ("regimes", "uploads.csv")):
         answer = small(part, copied)
         assert answer.code == 0, answer.err
@@ -453,14 +453,13 @@ def test_a_point_of_a_sweep(whole: Path, tmp_path: Path) -> None:
     path = tmp_path / "sweep.yaml"
     path.write_text("command: reproduce\npreset: paper\ngrid: {cell.placement: [ring, waypoint]}\n")
     assert len(load_sweep(path).points) == 2
-    kind = KINDS["reproduce"]
+    command = SWEEP_COMMANDS.make("reproduce")
     base = load_config("paper", [*SCALES["small"].overrides, *MICRO, "run.seeds=1"])
     out, told = tmp_path / "point", []
-    assert not kind.finished(base, out)
-    kind.run(base, out, lambda done, total: told.append((done, total)))
+    assert command.lines(base, out) is None
+    command.run(base, out, lambda done, total: told.append((done, total)))
     assert told == [(done, len(PARTS)) for done in range(len(PARTS))]
-    assert kind.finished(base, out)
-    lines = kind.lines(base, out)
+    lines = command.lines(base, out)
     assert [line["policy"] for line in lines][-2:] == ["qmix", "perfect"]
     one = matching(read_frame(whole / "accuracy" / "final.csv"), seed=1000, policy="perfect")
     assert lines[-1]["accuracy"] == matching(one, alpha=0.5, clusters=21)["accuracy"].item()

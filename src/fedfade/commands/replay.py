@@ -1,7 +1,5 @@
 """`fedfade replay`: a picture of one round of a finished comparison, slot by slot."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

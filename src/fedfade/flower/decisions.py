@@ -173,19 +173,11 @@ def _questions(
     before: Tensor,
 ) -> list[Seen]:
     """What each client is told: its own rows, and what is announced to all."""
-    finished = before <= 0 if scope == "feedback" else torch.zeros_like(before, dtype=torch.bool)
-    cpu = torch.device("cpu")
+    finished = (before <= 0) & (scope == "feedback")
+    announced = (round_.alpha[0], start.remaining_bits[0])
+    own = [(round_.fading[0, :, n], round_.deviation[0, n], before[:, n]) for n in asked]
+    rest = (finished, round_.number[0], key[0])
     return [
-        Seen(
-            client=n,
-            alpha=round_.alpha[0].to(cpu),
-            start_bits=start.remaining_bits[0].to(cpu),
-            fading=round_.fading[0, :, n].to(cpu),
-            deviation=round_.deviation[0, n].to(cpu),
-            remaining_bits=before[:, n].to(cpu),
-            finished=finished.to(cpu),
-            number=round_.number[0].to(cpu),
-            key=key[0].to(cpu),
-        )
-        for n in asked
+        Seen(n, *(tensor.cpu() for tensor in (*announced, *mine, *rest)))
+        for n, mine in zip(asked, own, strict=True)
     ]

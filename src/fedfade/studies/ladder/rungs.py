@@ -5,9 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedfade.agents import load_policy_checkpoint
-from fedfade.agents.checkpoint import load_checkpoint, trained_folders
-from fedfade.agents.policy import scope_of
+from fedfade.agents import load_checkpoint, load_policy_checkpoint, scope_of, trained_folders
 from fedfade.allocation import GENIE, policy_names
 from fedfade.config import Config, changed, load_config
 from fedfade.errors import UserError, not_allowed
@@ -100,7 +98,7 @@ class Agents(NamedTuple):
         allocation = self.configs[0].allocation
         if self.age is not None:
             return f"CSI {self.age} old" if self.age else "CSI fresh"
-        if "finished" in allocation.observe:
+        if scope_of(self.configs[0]) == "feedback":
             return "finished"
         sees = {"fading", "reservation"} & {*allocation.observe} and "fading" not in allocation.hide
         return "own fading" if sees else "gains"

@@ -13,7 +13,7 @@ import pandas as pd
 from pandas import DataFrame
 from scipy.stats import spearmanr
 
-from fedfade.agents.run import saved_curve
+from fedfade.agents import saved_curve
 from fedfade.allocation import PERFECT
 from fedfade.config import QmixConfig, changed
 from fedfade.device import pick_device

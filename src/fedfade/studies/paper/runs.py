@@ -13,14 +13,19 @@ from typing import Any
 
 from pandas import DataFrame
 
-from fedfade.agents import Report, Trainer, train
-from fedfade.agents.checkpoint import check_same_training, load_checkpoint
-from fedfade.agents.run import seed_folder
+from fedfade.agents import (
+    Report,
+    Trainer,
+    check_same_training,
+    has_checkpoint,
+    load_checkpoint,
+    seed_folder,
+    train,
+)
 from fedfade.config import QmixConfig, changed, differences, load_config
 from fedfade.device import pick_device
 from fedfade.errors import UserError
 from fedfade.experiments import RunFolder, compare_many, stored_rows
-from fedfade.experiments.points import TrainPoint
 from fedfade.experiments.run_folder import FREE_FIELDS
 from fedfade.studies.federated import StudyRun, labelled
 from fedfade.studies.paper.setting import (
@@ -53,14 +58,14 @@ def agents_mark(folder: Path) -> str:
 
 def trained(setting: Setting, hide: Sequence[Hide] = ()) -> list[Path]:
     """Train the agents of all seeds in one program, unless they are there; returns folders."""
-    folders, kind, waiting = agent_folders(setting, hide), TrainPoint(), {}
+    folders, waiting = agent_folders(setting, hide), {}
     fields = {"run.seeds": 1, "allocation.hide": list(hide)}
     for seed, folder in zip(setting.training_seeds, folders, strict=True):
         config = changed(setting.base, {**fields, "run.seed": seed})
-        if not kind.finished(config, folder):
+        stored = load_checkpoint(folder) if has_checkpoint(folder) else None
+        if stored is None or stored.episodes < config.qmix.episodes:
             waiting[seed] = config, folder
             continue
-        stored = load_checkpoint(folder)
         # Agents act in whatever precision is asked for; only training on has to keep its own.
         own = {"run.precision": stored.config.run.precision}
         check_same_training(stored, changed(config, own))
@@ -154,7 +159,8 @@ def _finished(run: StudyRun) -> bool:
     if not _folder(run).finished:
         return False
     free = (*FREE_FIELDS, "allocation.checkpoint")
-    differing = differences(load_config(run.folder / "config.yaml"), run.config, ignore=free)
+    stored = load_config(run.folder / "config.yaml", stored=True)
+    differing = differences(stored, run.config, ignore=free)
     if differing:
         raise UserError(
             f"--out: {str(run.folder)!r} holds a run of another configuration, differing in "
