@@ -26,7 +26,7 @@ from fedfade.studies.paper.charts import Drawn
 from fedfade.studies.paper.setting import Setting, check_unseen
 
 
-class Part(NamedTuple):
+class PaperPart(NamedTuple):
     """One question: what is run for it, and what is made of the tables."""
 
     title: str
@@ -35,19 +35,21 @@ class Part(NamedTuple):
 
 
 PARTS = {
-    "partition": Part(
+    "partition": PaperPart(
         "Who owns which classes", questions.compute_partition, questions.draw_partition
     ),
-    "reward": Part("Reward while training", questions.compute_reward, questions.draw_reward),
-    "accuracy": Part(
+    "reward": PaperPart("Reward while training", questions.compute_reward, questions.draw_reward),
+    "accuracy": PaperPart(
         "Test accuracy in nine cells", questions.compute_accuracy, questions.draw_accuracy
     ),
-    "epochs": Part(
+    "epochs": PaperPart(
         "The centre cell with local epochs", questions.compute_epochs, questions.draw_epochs
     ),
-    "ablation": Part("Hidden observations", questions.compute_ablation, questions.draw_ablation),
-    "bound": Part("The bound's second term", questions.compute_bound, questions.draw_bound),
-    "regimes": Part("Who wins where", regimes.compute, regimes.draw),
+    "ablation": PaperPart(
+        "Hidden observations", questions.compute_ablation, questions.draw_ablation
+    ),
+    "bound": PaperPart("The bound's second term", questions.compute_bound, questions.draw_bound),
+    "regimes": PaperPart("Who wins where", regimes.compute, regimes.draw),
 }
 
 
