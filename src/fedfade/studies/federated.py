@@ -55,4 +55,4 @@ def curve_table(rows: DataFrame, by: Sequence[str], field: str) -> DataFrame:
         gap=lambda values: values.isna().any(),
     )
     table = table[~table.pop("gap").astype(bool)].reset_index()
-    return in_order(table.assign(round=table["round"] + 1), by, ["policy"], ["round"])
+    return in_order(table, by, ["policy"], ["round"])
