@@ -282,7 +282,7 @@ def test_evaluation_seeds_are_never_trained_on(monkeypatch: pytest.MonkeyPatch) 
     paper = checked_setting(Path("x"), base, "paper")
     used = {s for seed in paper.training_seeds for s in cycle_seeds(base, seed)}
     assert len(used) == 5 * 15  # 30,000 episodes are 1,500 rounds of 20, a restart every 100
-    tested = {setting.unseen(seed) for seed in paper.training_seeds}
+    tested = set(paper.test_seeds)
     assert tested == {1000, 1001, 1002, 1003, 1004}
     assert not used & tested
     assert setting.check_unseen(paper) == (80, 5)  # with the five seeds of the trainings themselves

@@ -156,8 +156,7 @@ def scale(json: Json = False) -> None:
 
 @app.command()
 def flower(
-    json: Json = False,
-    rounds: Annotated[int, typer.Option(min=2, help="timed rounds of each")] = 5,
+    json: Json = False, rounds: Annotated[int, typer.Option(min=2, help="timed rounds of each")] = 5
 ) -> None:
     """Flower's simulation, bare and behind us.
     Seconds per round of bare FedAvg, and with the uplink in between.

@@ -43,9 +43,13 @@ def reproduce(
 
     PART is partition, reward, accuracy, epochs, ablation, bound, regimes, or all in this order.
     """
+    from fedfade.config import load_config
+    from fedfade.errors import not_allowed
     from fedfade.studies import paper
 
     parts = paper.all_parts(part)
+    if scale not in paper.SCALES:
+        raise not_allowed("--scale", scale, f"one of {', '.join(paper.SCALES)}")
     fields = {
         "learning.data_dir": data_dir,
         "run.seeds": seeds,
@@ -54,16 +58,15 @@ def reproduce(
         "run.device": device,
         "run.precision": precision,
     }
-    changes = with_fields(overrides, fields)
+    changes = [*paper.SCALES[scale].overrides, *with_fields(overrides, fields)]
     begin = time.monotonic()
 
     def say(text: str) -> None:
         typer.echo(f"{time.monotonic() - begin:6.0f} s  {text}")
 
     folder = out or Path("runs") / f"reproduce-{scale}"
-    setting = paper.make_setting(
-        folder, scale, preset, changes, {"epoch_rounds": epoch_rounds}, say
-    )
+    grid = {"epoch_rounds": epoch_rounds}
+    setting = paper.checked_setting(folder, load_config(preset, changes), scale, grid, say)
     with stopping_cleanly(f"the same command continues in {folder}"):
         page = paper.reproduce(setting, parts, redraw)
     typer.echo(page)

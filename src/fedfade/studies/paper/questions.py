@@ -22,25 +22,13 @@ from fedfade.experiments.figures import of_seeds
 from fedfade.experiments.run_folder import decisive, mark
 from fedfade.learning import class_counts, deal, load_data
 from fedfade.learning.plots import class_distribution
-from fedfade.studies.federated import curve_table, final_table
-from fedfade.studies.frames import kept, markdown, matching, paired
+from fedfade.studies.frames import curve_table, final_table, kept, markdown, matching, paired
 from fedfade.studies.paper import charts
 from fedfade.studies.paper.runs import agent_runs, all_runs, compared, trained
-from fedfade.studies.paper.setting import (
-    BASELINES,
-    QMIX,
-    QMIX_PLUS,
-    Hide,
-    PaperCell,
-    Setting,
-    unseen,
-)
+from fedfade.studies.paper.setting import BASELINES, QMIX, QMIX_PLUS, Hide, PaperCell, Setting
 
 HIDDEN: tuple[Hide, ...] = ("gradient", "fading")
 _POINTS = 300  # of a curve in the table; each is a mean over its episodes
-
-
-# --- partition: who owns which classes ------------------------------------------------------------
 
 
 def compute_partition(setting: Setting) -> dict[str, DataFrame]:
@@ -50,7 +38,7 @@ def compute_partition(setting: Setting) -> dict[str, DataFrame]:
     tables = []
     for alpha in setting.grid.alphas:
         learning = changed(setting.base, {"learning.alpha": alpha}).learning
-        for seed in map(unseen, setting.training_seeds):
+        for seed in setting.test_seeds:
             counts = class_counts(labels, deal(learning, labels, seed), len(dataset.classes))
             head = DataFrame({"alpha": alpha, "seed": seed, "client": range(len(counts))})
             tables.append(head.join(DataFrame(counts, columns=list(dataset.classes))))
@@ -73,9 +61,6 @@ def draw_partition(setting: Setting) -> charts.Drawn:
     return charts.Drawn(
         facts, text, {"partition": partial(class_distribution, counts, classes, title)}
     )
-
-
-# --- reward: trainings by tenths ------------------------------------------------------------------
 
 
 def _training_curve(setting: Setting, hide: Sequence[Hide] = ()) -> DataFrame:
@@ -125,9 +110,6 @@ def draw_reward(setting: Setting) -> charts.Drawn:
     return charts.Drawn(facts, text + markdown(heads, rows), {"reward": figure})
 
 
-# --- accuracy and epochs: nine cells, and the centre with local epochs ----------------------------
-
-
 def compute_accuracy(setting: Setting) -> dict[str, DataFrame]:
     """Train where needed, compare in every cell."""
     return _compared_in(setting, setting.cells, "accuracy", {})
@@ -166,11 +148,6 @@ def draw_accuracy(setting: Setting, part: str = "accuracy") -> charts.Drawn:
     grid = partial(charts.accuracy_grid, curves, final["seed"].nunique())
     served = partial(charts.served, matching(final, **setting.centre._asdict()))
     return charts.Drawn(facts_of(final), _text(final), {part: grid, "served": served})
-
-
-def draw_epochs(setting: Setting) -> charts.Drawn:
-    """The same for epochs."""
-    return draw_accuracy(setting, "epochs")
 
 
 def facts_of(final: DataFrame) -> dict[str, Any]:
@@ -241,9 +218,6 @@ def _uplink(lines: DataFrame) -> str:
     return f"{uploads:.2f}, {fairness:.2f}, {100 * wasted:.0f} %".replace("nan", "-")
 
 
-# --- ablation: trainings with part of the observation hidden --------------------------------------
-
-
 def compute_ablation(setting: Setting) -> dict[str, DataFrame]:
     """Train each variant and test it at the centre."""
     variants: dict[str, Sequence[Hide]] = {"nothing": (), **{hide: (hide,) for hide in HIDDEN}}
@@ -286,14 +260,11 @@ def draw_ablation(setting: Setting) -> charts.Drawn:
     return charts.Drawn(facts, text + markdown(heads, rows), {"ablation": figure})
 
 
-# --- bound: does the second term of Theorem 1 tell who ends up better? ----------------------------
-
-
 def compute_bound(setting: Setting) -> dict[str, DataFrame]:
     """The nine cells' runs (made by `accuracy`), and all terms of the bound (paper: eq. 25) along
     one run per policy."""
     tables = compute_accuracy(setting)
-    fields = {"run.seed": unseen(setting.training_seeds[0]), "run.seeds": 1}
+    fields = {"run.seed": setting.test_seeds[0], "run.seeds": 1}
     fields |= {"run.rounds": setting.grid.bound_rounds}
     # Nobody is trained.
     config = changed(setting.base, {**fields, "qmix": QmixConfig().model_dump()})
