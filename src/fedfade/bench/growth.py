@@ -1,7 +1,5 @@
-"""How cost grows with clients, sub-bands, slots and trainings at once: measured, not argued.
-
-One size at a time is changed from the paper's; what a size does not enter is not measured.
-"""
+"""How cost grows with clients, sub-bands, slots and trainings at once: one size at a time is
+changed from the paper's; what a size does not enter is not measured."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -124,11 +122,7 @@ def _by_size(stage: Stage, work: Work) -> Any:
 def measure(
     device: torch.device, precision: Precision = "tf32", out: Path | None = None, axes: Axes = AXES
 ) -> Figures:
-    """All curves; with `out` also growth.csv and growth.png.
-
-    Training and local training are recorded but not compiled, which would take half a minute for
-    each size.
-    """
+    """All curves, of work recorded but not compiled; with `out` also growth.csv and growth.png."""
     if out is not None:
         make_folder(out)
     with Stage.open(device, precision) as stage:
@@ -138,8 +132,7 @@ def measure(
         how = stage.size("recorded on CUDA", "small sizes, CPU time")
         with writing(out / "growth.png") as temporary:
             draw(found, f"{how}, {precision}").savefig(temporary, dpi=150, format="png")
-    rows = zip(*(found[name].tolist() for name in found), strict=True)
-    points = [[*where, float(f"{ms:.4g}")] for *where, ms in rows]
+    points = [[*where, float(f"{ms:.4g}")] for *where, ms in found.itertuples(index=False)]
     return {"points": points, "failed": faults} | stage.about()
 
 

@@ -123,7 +123,7 @@ def ladder(
             with time_left("rounds", sum(run.config.run.rounds for run in runs)) as tell:
                 accuracies = played.accuracy_table(asked, runs, table, tell)
             write_frame(folder / "accuracy.csv", accuracies)
-        path = page.write_page(asked, folder, table, policies, accuracies)
+        page.write_page(asked, folder, table, policies, accuracies)
 
     over_cells = table.pivot_table(index="speed", columns="rung", values="uploads", sort=False)
     shown = Table("m/s", *over_cells.columns, box=None, header_style="bold")
@@ -134,4 +134,4 @@ def ladder(
         console.width = 130  # a file or pipe has no width of its own
     console.print("uploads per round, mean over cells, best policy without learning on each rung:")
     console.print(shown)
-    typer.echo(f"tables: {path}")
+    typer.echo(f"tables: {folder / 'ladder.md'}")

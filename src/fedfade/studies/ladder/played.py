@@ -118,10 +118,8 @@ def policy_table(ladder: Ladder, lines: DataFrame) -> DataFrame:
 
 
 def ladder_table(ladder: Ladder, lines: DataFrame) -> DataFrame:
-    """The best policy without learning of every rung, those below it included.
-
-    Policies of a cell play the same rounds, so what a rung adds is a mean of differences.
-    """
+    """The best policy without learning of every rung, those below it included. Policies of a cell
+    play the same rounds, so what a rung adds is a mean of differences."""
     table = []
     for cell in ladder.cells:
         own = matching(lines, **cell.labels)
@@ -138,10 +136,8 @@ def ladder_table(ladder: Ladder, lines: DataFrame) -> DataFrame:
 
 
 def accuracy_runs(ladder: Ladder, out: Path, table: DataFrame) -> list[StudyRun]:
-    """The best policy of every rung, in the middle of the map and in the preset's own cell.
-
-    As many rounds and seeds as the preset says. The policies without learning run together, every
-    training by itself.
+    """The best policy of every rung, in the middle of the map and in the preset's own cell, for as
+    many rounds and seeds as the preset says: those without learning together, every training alone.
     """
     runs, asked = [], ladder.base.run
     for cell in ladder.accuracy_cells:

@@ -204,9 +204,8 @@ def regimes(maps: Mapping[tuple[str, str], DataFrame]) -> Figure:
         _label(axes, title, "mean SNR in dB", "spread of large-scale gain in dB")
     handles = [Patch(color=colour(policy, order), label=policy) for policy in order]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
-    figure.suptitle(
-        "Who wins where: margin over the next; ~ and pale: within the noise", fontsize=11
-    )
+    title = "Who wins where: margin over the next; ~ and pale: within the noise"
+    figure.suptitle(title, fontsize=11)
     return figure
 
 

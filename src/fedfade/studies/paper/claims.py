@@ -40,8 +40,6 @@ class Claim(NamedTuple):
 
 
 CLAIMS: list[Claim] = []
-
-
 _NUMBERS = {"close": 100 * CLOSE, "stays": 100 * STAYS, "converged": 100 * CONVERGED}
 
 

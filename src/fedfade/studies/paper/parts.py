@@ -64,10 +64,8 @@ def reproduce(
     redraw: bool = False,
     done: Callable[[int], None] = lambda parts: None,
 ) -> str:
-    """Compute and draw some parts, then judge the claims; returns the page of claims.
-
-    With `redraw` nothing is computed: figures and tables are made again from the CSV files.
-    """
+    """Compute and draw some parts, then judge the claims; returns the page of claims. With `redraw`
+    nothing is computed: figures and tables are made again from the CSV files."""
     if find_spec("matplotlib") is None:
         setting.say("Matplotlib is not installed: no pictures; --redraw makes them where it is")
     with folder_lock(setting.out):

@@ -76,10 +76,8 @@ def _training_curve(setting: Setting, hide: Sequence[Hide] = ()) -> DataFrame:
 
 
 def _by_tenths(lines: DataFrame) -> DataFrame:
-    """For every training seed the reward by tenths of the training, and uploads in the last.
-
-    `best` is the best tenth; `last` and `before_last` are where it ended and came from.
-    """
+    """For every training seed the reward by tenths of the training, and uploads in the last: `best`
+    is the best tenth, `last` and `before_last` are where it ended and came from."""
     facts = []
     for seed, own in lines.groupby("seed", sort=False):
         parts = np.array_split(own[["reward", "uploads"]].to_numpy(), min(10, len(own)))
@@ -116,10 +114,8 @@ def compute_accuracy(setting: Setting) -> dict[str, DataFrame]:
 
 
 def compute_epochs(setting: Setting) -> dict[str, DataFrame]:
-    """The centre cell with E counted in epochs.
-
-    Agents observe the round as t/T, T being the length of this run and not of their training.
-    """
+    """The centre cell with E counted in epochs. Agents observe the round as t/T, T being the length
+    of this run and not of their training."""
     fields = {"learning.local_unit": "epoch", "run.rounds": setting.grid.epoch_rounds}
     return _compared_in(setting, [setting.centre], "epochs", {**fields, "run.evaluate_every": 1})
 
@@ -193,19 +189,16 @@ def _text(final: DataFrame) -> str:
         for (clusters, alpha), own in final.groupby(["clusters", "alpha"], sort=False)
     }
     counts = {f"n_c {count:g}": own for count, own in final.groupby("clusters", sort=False)}
-    accuracy, uplink = (
-        markdown(
-            ["policy", *tables],
-            [
-                [policy, *(shown(matching(own, policy=policy)) for own in tables.values())]
-                for policy in final["policy"].unique()
-            ],
-        )
-        for tables, shown in ((cells, _accuracy), (counts, _uplink))
-    )
     title = f"Final test accuracy in %, {of_seeds(final['seed'].nunique(), 'unseen seed')}:"
-    uplink_title = "Uploads per round, Jain's index of who was served, share of bits wasted:"
-    return "\n\n".join([title, accuracy, uplink_title, uplink])
+    uplink = "Uploads per round, Jain's index of who was served, share of bits wasted:"
+    sections = []
+    for head, tables, shown in ((title, cells, _accuracy), (uplink, counts, _uplink)):
+        rows = [
+            [policy, *(shown(matching(own, policy=policy)) for own in tables.values())]
+            for policy in final["policy"].unique()
+        ]
+        sections += [head, markdown(["policy", *tables], rows)]
+    return "\n\n".join(sections)
 
 
 def _accuracy(lines: DataFrame) -> str:

@@ -56,9 +56,15 @@ _CELL = ["snr", "spread"]
 
 
 def compute(setting: Setting) -> dict[str, DataFrame]:
-    """Uploads on the fine grid, accuracy on the coarse one."""
+    """Uploads on the fine grid, accuracy of federated runs on the coarse one."""
     trained(setting)
-    return {"regimes/uploads": _uploads(setting), "regimes/accuracy": _accuracies(setting)}
+    uploads, runs = _uploads(setting), []
+    for snr, spread in product(setting.grid.coarse_snrs_db, setting.grid.coarse_spreads_db):
+        labels = {"snr": snr, "spread": spread}
+        runs += all_runs(setting, "regimes", labels, ring(snr, spread), LEARNING)
+    rows = compared(setting, runs, "regimes")
+    accuracies = final_table(rows, _CELL, setting.base.learning.clients)
+    return {"regimes/uploads": uploads, "regimes/accuracy": accuracies}
 
 
 def ring(snr_db: float, spread_db: float) -> dict[str, Any]:
@@ -69,16 +75,6 @@ def ring(snr_db: float, spread_db: float) -> dict[str, Any]:
         "cell.ring_snr_db": snr_db,
         "cell.ring_spread_db": spread_db,
     }
-
-
-def _accuracies(setting: Setting) -> DataFrame:
-    """Final accuracy and uploads of federated runs."""
-    runs = []
-    for snr, spread in product(setting.grid.coarse_snrs_db, setting.grid.coarse_spreads_db):
-        labels = {"snr": snr, "spread": spread}
-        runs += all_runs(setting, "regimes", labels, ring(snr, spread), LEARNING)
-    rows = compared(setting, runs, "regimes")
-    return final_table(rows, _CELL, setting.base.learning.clients)
 
 
 def _uploads(setting: Setting) -> DataFrame:

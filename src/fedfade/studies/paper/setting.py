@@ -157,7 +157,12 @@ def checked_setting(
     """A reproduction around a training cell; refused where tests would not be tests."""
     wanted = {name: value for name, value in (grid or {}).items() if value is not None}
     chosen = Grid(**{**vars(SCALES[scale].grid), **wanted})
-    setting = Setting(out, base, chosen, scale, _shipped_mark(base), say)
+    plus = ""
+    if QMIX_PLUS in shipped_policies_for(base):
+        policy = load_shipped_policy(QMIX_PLUS, base)
+        assert isinstance(policy, QmixPolicy)
+        plus = digest(policy.agents.state_dict())[:8]
+    setting = Setting(out, base, chosen, scale, plus, say)
     if setting.centre not in setting.cells:
         raise UserError(
             f"the training cell {cell_name(setting.centre._asdict())} is none of the nine test "
@@ -166,14 +171,6 @@ def checked_setting(
         )
     check_unseen(setting)
     return setting
-
-
-def _shipped_mark(config: Config) -> str:
-    if QMIX_PLUS not in shipped_policies_for(config):
-        return ""
-    policy = load_shipped_policy(QMIX_PLUS, config)
-    assert isinstance(policy, QmixPolicy)
-    return digest(policy.agents.state_dict())[:8]
 
 
 class Clock:
@@ -189,7 +186,6 @@ class Clock:
         self._say, self._every_s, self._due = say, every_s, 0.0
 
     def __call__(self, text: str) -> None:
-        """Say it, unless something was said just now."""
         if time.monotonic() >= self._due:
             self._say(text)
             self._due = time.monotonic() + self._every_s
