@@ -47,7 +47,8 @@ def reproduce(
     from fedfade.errors import not_allowed
     from fedfade.studies import paper
 
-    parts = paper.all_parts(part)
+    if part not in (*paper.PARTS, "all"):
+        raise not_allowed("part", part, f"one of {', '.join(paper.PARTS)} or all")
     if scale not in paper.SCALES:
         raise not_allowed("--scale", scale, f"one of {', '.join(paper.SCALES)}")
     fields = {
@@ -68,7 +69,7 @@ def reproduce(
     grid = {"epoch_rounds": epoch_rounds}
     setting = paper.checked_setting(folder, load_config(preset, changes), scale, grid, say)
     with stopping_cleanly(f"the same command continues in {folder}"):
-        page = paper.reproduce(setting, parts, redraw)
+        page = paper.reproduce(setting, list(paper.PARTS) if part == "all" else [part], redraw)
     typer.echo(page)
     typer.echo(f"claims: {folder / 'claims.md'}")
 

@@ -31,7 +31,32 @@ def write_page(
         names = list(dict.fromkeys(cell.name for cell in ladder.accuracy_cells))
         best, agents = (matching(accuracies, learned=answer) for answer in ("no", "yes"))
         save_figure(_figure(ladder, names, best, agents, "accuracy"), out / "accuracy.png")
-    write_text(out / "ladder.md", _page(ladder, table, policies, accuracies))
+    config = ladder.cells[0].config
+    first, last = config.run.seed, config.run.seed + config.run.seeds - 1
+    rounds = ", ".join(map(str, ladder.cells[0].rounds))
+    text = [
+        "# What a bit of channel knowledge buys",
+        f"Uploads per round of {config.learning.clients} clients, seeds {first} to {last}, rounds "
+        f"{rounds} of each; in brackets the standard error over seeds.",
+        markdown(["rung", "knows, besides all above"], [[r.name, r.knows] for r in ladder.rungs]),
+        "## Uploads: the best policy without learning on each rung",
+        _wide(ladder, table),
+        "## What each rung adds to the one below",
+        "Mean over cells of the difference on the same rounds; its standard error over cells.",
+        _gains(ladder, table),
+        "## How channel knowledge ages",
+        "Deadline matching, mean over cells: what it gains over knowing no fading at all, as a "
+        "share of what it gains when the fading is fresh; beside it the way clients have gone "
+        "since, and the autocorrelation of the fading's power.",
+        _ageing(ladder, policies),
+    ]
+    learned = matching(policies, learned="yes")
+    if len(learned):
+        text += ["## Trained agents", _long(learned, "uploads")]
+    if len(accuracies):
+        text += ["## Final accuracy", _long(accuracies, "accuracy")]
+    text += ["## All policies", _long(matching(policies, learned="no"), "uploads")]
+    write_text(out / "ladder.md", "\n\n".join(text) + "\n")
 
 
 def _title(ladder: Ladder, name: str) -> str:
@@ -109,36 +134,6 @@ def _draw(ladder: Ladder, axes: Any, table: DataFrame, points: DataFrame, field:
         for speed, rung, value in own[["speed", "rung", field]].itertuples(index=False):
             x = rungs.index(rung) + 0.12 * (speeds.index(speed) - (len(speeds) - 1) / 2)
             axes.plot(x, scale * value, color=shades[speed], zorder=3, **style, **edge)
-
-
-def _page(ladder: Ladder, table: DataFrame, policies: DataFrame, accuracies: DataFrame) -> str:
-    """Tables of the ladder in Markdown."""
-    config = ladder.cells[0].config
-    first, last = config.run.seed, config.run.seed + config.run.seeds - 1
-    rounds = ", ".join(map(str, ladder.cells[0].rounds))
-    text = [
-        "# What a bit of channel knowledge buys",
-        f"Uploads per round of {config.learning.clients} clients, seeds {first} to {last}, rounds "
-        f"{rounds} of each; in brackets the standard error over seeds.",
-        markdown(["rung", "knows, besides all above"], [[r.name, r.knows] for r in ladder.rungs]),
-        "## Uploads: the best policy without learning on each rung",
-        _wide(ladder, table),
-        "## What each rung adds to the one below",
-        "Mean over cells of the difference on the same rounds; its standard error over cells.",
-        _gains(ladder, table),
-        "## How channel knowledge ages",
-        "Deadline matching, mean over cells: what it gains over knowing no fading at all, as a "
-        "share of what it gains when the fading is fresh; beside it the way clients have gone "
-        "since, and the autocorrelation of the fading's power.",
-        _ageing(ladder, policies),
-    ]
-    learned = matching(policies, learned="yes")
-    if len(learned):
-        text += ["## Trained agents", _long(learned, "uploads")]
-    if len(accuracies):
-        text += ["## Final accuracy", _long(accuracies, "accuracy")]
-    text += ["## All policies", _long(matching(policies, learned="no"), "uploads")]
-    return "\n\n".join(text) + "\n"
 
 
 def _with_error(form: str, value: float, error: float) -> str:

@@ -100,9 +100,8 @@ def reward(lines: DataFrame, clients: int, title: str) -> Figure:
     for axes, field in ((upper, "reward"), (lower, "uploads")):
         _training(axes, lines, field, _VARIANTS["nothing"][0], label)
     upper.set_ylabel("reward of an episode")
-    lower.set_ylabel(f"uploads a round, of {clients}")
+    lower.set(xlabel="training episodes", ylabel=f"uploads a round, of {clients}")
     lower.set_ylim(bottom=0)
-    lower.set_xlabel("training episodes")
     upper.set_title(f"{title}: {of_seeds(seeds, 'training seed')}", loc="left")
     upper.legend(frameon=False, fontsize=9)
     return figure

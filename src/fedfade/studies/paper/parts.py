@@ -20,7 +20,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from fedfade.config import Config
-from fedfade.errors import UserError, not_allowed
+from fedfade.errors import UserError
 from fedfade.storage import folder_lock, read_json, save_figure, write_json, write_text
 from fedfade.studies.frames import matching, means, read_frame, write_frame
 from fedfade.studies.paper import claims, regimes
@@ -47,15 +47,6 @@ PARTS = {
     "bound": PaperPart("The bound's second term", q.compute_bound, q.draw_bound),
     "regimes": PaperPart("Who wins where", regimes.compute, regimes.draw),
 }
-
-
-def all_parts(wanted: str) -> list[str]:
-    """The parts a word stands for."""
-    if wanted == "all":
-        return list(PARTS)
-    if wanted not in PARTS:
-        raise not_allowed("part", wanted, f"one of {', '.join(PARTS)} or all")
-    return [wanted]
 
 
 def reproduce(
