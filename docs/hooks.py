@@ -1,0 +1,137 @@
+"""What the site adds to the pages: home from the README, generated reference, links that work.
+
+A hook of MkDocs (mkdocs.yml). The pages stay readable where they are; the site is built from them.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import griffe
+import typer
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from pydantic import BaseModel
+
+from fedfade.cli import app
+from fedfade.config import Config
+
+ROOT = Path(__file__).parents[1]
+OUTSIDE = {
+    "index.md": "README.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+}
+"""Pages of the site that lie beside docs/, not in it."""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for uri, name in OUTSIDE.items():
+        files.append(File.generated(config, uri, content=(ROOT / name).read_text()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    for mark, lines in {"configuration": fields, "commands": commands}.items():
+        marked = f"<!-- generated: {mark} -->"
+        if marked in markdown:
+            markdown = markdown.replace(marked, "\n".join(lines()))
+    return re.sub(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)", lambda link: _link(page, link), markdown)
+
+
+def _link(page: Page, link: re.Match[str]) -> str:
+    """A link of the page, as the site has it; what the site does not have becomes plain text."""
+    image, text, target = link.groups()
+    if "://" in target or target.startswith("#"):
+        return link.group()
+    uri = page.file.src_uri
+    here = ROOT if uri in OUTSIDE else (ROOT / "docs" / uri).parent
+    path, hash_, anchor = target.partition("#")
+    found = Path(os.path.normpath(here / path)).relative_to(ROOT).as_posix()
+    moved = {name: place for place, name in OUTSIDE.items()}
+    if found in moved:
+        found = moved[found]
+    elif found.startswith("docs/"):
+        found = found.removeprefix("docs/")
+    else:
+        return text
+    relative = os.path.relpath(found, os.path.dirname(uri) or ".")
+    return f"{image}[{text}]({relative}{hash_}{anchor})"
+
+
+class Doctests(griffe.Extension):
+    """Examples in docstrings become blocks of code; Markdown would read `>>>` as a quotation."""
+
+    def on_instance(self, *, obj: griffe.Object, **_: object) -> None:
+        if obj.docstring is not None:
+            fenced = re.sub(
+                r"^(>>> (?:.+\n?)+)", r"```pycon\n\1\n```\n", obj.docstring.value, flags=re.M
+            )
+            obj.docstring.value = fenced
+
+
+def fields() -> Iterator[str]:
+    """Every field of the configuration: a table for each branch."""
+    for name, field in Config.model_fields.items():
+        assert isinstance(field.annotation, type)
+        yield from _branch(name, field.annotation)
+
+
+def _branch(name: str, branch: type[BaseModel]) -> Iterator[str]:
+    yield f"\n## `{name}`\n\n{branch.__doc__}\n\n| field | default | meaning |\n|---|---|---|"
+    inner = []
+    for field, info in branch.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            inner.append((f"{name}.{field}", info.annotation))
+        else:
+            default = "required" if info.is_required() else _cell(_plain(info.get_default()))
+            yield f"| `{name}.{field}` | `{default}` | {_cell(info.description or '')} |"
+    for place, kind in inner:
+        yield from _branch(place, kind)
+
+
+def _plain(value: object) -> object:
+    """A default as YAML would show it."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(str(item) for item in value)}]"
+    return {None: "null", True: "true", False: "false", "": "''"}.get(value, value)  # type: ignore[call-overload]
+
+
+def _cell(text: object) -> str:
+    return " ".join(str(text).split()).replace("|", "\\|")
+
+
+def commands() -> Iterator[str]:
+    """Every command with its options, groups before their members."""
+    yield from _command(typer.main.get_command(app), "fedfade")
+
+
+def _command(command: click.Command, name: str) -> Iterator[str]:
+    if name != "fedfade":
+        context = click.Context(command, info_name=name)
+        usage = " ".join(command.collect_usage_pieces(context))
+        yield f"\n## `{name}`\n\n{_help(command.help)}\n\n    {name} {usage}\n"
+        rows = [_parameter(parameter, context) for parameter in command.params]
+        if rows:
+            yield "| option | default | meaning |\n|---|---|---|"
+            yield from rows
+    if isinstance(command, click.Group):
+        for member in command.commands.values():
+            yield from _command(member, f"{name} {member.name}")
+
+
+def _parameter(parameter: click.Parameter, context: click.Context) -> str:
+    names = parameter.human_readable_name
+    if isinstance(parameter, click.Option):
+        names = ", ".join([*parameter.opts, *parameter.secondary_opts])
+    default = parameter.get_default(context)
+    shown = "" if default in (None, False, (), []) or callable(default) else f"`{_cell(default)}`"
+    return f"| `{names}` | {shown} | {_cell(getattr(parameter, 'help', '') or '')} |"
+
+
+def _help(text: str | None) -> str:
+    """Paragraphs of a command's help; what is indented there is an example."""
+    return (text or "").replace("\b", "").strip()
