@@ -1,28 +1,42 @@
-# make demo   what the tool does, in pictures
-# make test   everything CI checks
-# make kill, fuzz, soak   the long tests of docs/reliability.md
-# Both set themselves up: a virtual environment in .venv and the install. The tests need the
+# make demo       what the tool does, in pictures
+# make check      lint, types and the fast tests, in about a minute
+# make test       everything CI checks
+# make coverage   the same, with the lines no test runs
+# make docs       the documentation site, into site/
+# make kill, fuzz, soak   the long tests of docs/explanation/reliability.md
+# All set themselves up: a virtual environment in .venv and the install. The tests need the
 # extras too (Flower, Ray, BenchMARL), which the demo does without.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint kill fuzz soak clean
+.PHONY: demo check test coverage lint docs kill fuzz soak clean
 
 demo: .venv/installed
 	$(BIN)/fedfade compare quickstart --out runs/demo
 	$(BIN)/fedfade replay runs/demo --policy shortest-remaining-first --round 7 --out runs/demo/round.png
 
 # One thread a process: two test processes share the cores.
-test: .venv/tools lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+check: lint
+	$(PYTEST) -m "not slow"
+
+test: lint
+	$(PYTEST)
+
+coverage: .venv/tools
+	$(PYTEST) --cov
+
+docs: .venv/tools
+	$(BIN)/mkdocs build --strict --quiet
 
 lint: .venv/tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# What docs/reliability.md counts: fifty kills of each command, an hour of fuzzing, memory over time.
+# What docs/explanation/reliability.md counts: fifty kills of each command, an hour of fuzzing, memory over time.
 kill: .venv/tools
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.reliability.kills --kills 50
 

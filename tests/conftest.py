@@ -19,6 +19,8 @@ from fedfade.uplink import Round, Scenario, scenario_from_config
 
 torch.set_num_threads(1)
 
+HERE = Path(__file__).parent
+
 # Third parties are not told that tests run, here and in every process a test starts.
 os.environ |= {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -51,6 +53,51 @@ def _refuse_the_network(event: str, arguments: tuple[object, ...]) -> None:
 
 
 sys.addaudithook(_refuse_the_network)
+
+SLOW_FOLDERS = ("bench", "experiments", "flower", "reliability", "studies")
+QUICK_IN_THEM = ("test_source.py", "test_numbers.py", "test_a_run_leaves_a_report")
+SLOW_TESTS = (
+    "test_a_plain_key_is_folded_where_the_index_is",
+    "test_a_policy_that_raises_leaves_the_folder_to_the_corrected_command",
+    "test_a_rules_memory_survives_an_interrupt",
+    "test_agents_learn_to_take_turns",
+    "test_agrees_with_the_sample_by_sample_procedure",
+    "test_bench",
+    "test_bf16_stays_near_the_textbook",
+    "test_clients_are_uniform_in_the_hexagon",
+    "test_duplex_dueling",
+    "test_engines_agree_with_a_textbook_loop",
+    "test_export.py",
+    "test_killed_training_resumes_to_the_same_bits",
+    "test_learning_learns",
+    "test_more_clusters_mean_less_correlation",
+    "test_nobody_beats_the_genie",
+    "test_partition_counts_and_picture",
+    "test_seeds_saved_at_different_moments_draw_level",
+    "test_several_seeds_in_one_program_are_each_what_they_are_alone",
+    "test_small_cell.py",
+    "test_statistics_are_quadrigas",
+    "test_the_command",
+    "test_the_fewest_and_the_most_clusters",
+    "test_the_planned_subband_is_what",
+    "test_two_step_game.py",
+    "test_values_are_checked_after_the_round",
+    "test_who_begins_with_less_is_planned_with_less",
+    "test_who_has_nothing_to_send_takes_nobodys_turn",
+    "test_whole_batches_are_announced",
+)
+"""Beginnings of the names of tests and files; what is left takes `make check` about a minute."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `make check` leaves out."""
+    for item in items:
+        slow = item.name.startswith(SLOW_TESTS) or item.path.name.startswith(SLOW_TESTS)
+        if item.path.is_relative_to(HERE) and item.path.parent.name in SLOW_FOLDERS:
+            slow = not (item.name.startswith(QUICK_IN_THEM) or item.path.name in QUICK_IN_THEM)
+        if slow:
+            item.add_marker("slow")
+
 
 TINY = [
     "learning.data=digits",

@@ -1,7 +1,5 @@
 """The command line: `fedfade COMMAND`. Each command lives in `fedfade.commands`."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated, Any, NoReturn
 
@@ -45,7 +43,7 @@ class _Argument(typer.core.TyperArgument):
         return name, f"{self._purpose}  {rest}".strip()
 
 
-typer.main.TyperArgument = _Argument  # type: ignore[attr-defined]
+typer.main.TyperArgument = _Argument  # type: ignore[misc]
 typer.core.HAS_RICH = False  # help is plain text, in which Typer would escape brackets for Rich
 
 app = typer.Typer(

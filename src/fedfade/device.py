@@ -1,7 +1,5 @@
 """The device a run computes on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,6 +1,7 @@
 """The one kind of error a user ever sees."""
 
-from __future__ import annotations
+import difflib
+from collections.abc import Iterable
 
 
 class UserError(Exception):
@@ -15,13 +16,8 @@ class UserError(Exception):
     """
 
     def __init__(self, sentence: str) -> None:
-        super().__init__("".join(map(_printable, sentence)))
-
-
-def _printable(character: str) -> str:
-    if character.isprintable():
-        return character
-    return character.encode("unicode_escape").decode("ascii")
+        escaped = (c if c.isprintable() else ascii(c)[1:-1] for c in sentence)
+        super().__init__("".join(escaped))
 
 
 def not_allowed(field: str, value: object, allowed: str) -> UserError:
@@ -31,9 +27,23 @@ def not_allowed(field: str, value: object, allowed: str) -> UserError:
     'radio.clusters = 1 is not allowed: it must be a whole number of at least 2.'
     """
     shown = repr(value) if isinstance(value, str) else str(value)
-    if len(shown) > 80:
-        shown = shown[:77] + "..."
-    return UserError(f"{field} = {shown} is not allowed: it must be {allowed}.")
+    return UserError(f"{field} = {_short(shown)} is not allowed: it must be {allowed}.")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def unknown(what: str, kind: str, owner: str, known: Iterable[str], quote: str = "") -> UserError:
+    """The sentence about a name nobody knows, with the nearest one that is known.
+
+    >>> str(unknown("--sedes", "option", "fedfade train", ["--seeds", "--out"]))
+    '--sedes is not a known option: did you mean --seeds? fedfade train has --seeds, --out.'
+    """
+    known = list(known)
+    near = difflib.get_close_matches(what.rpartition(".")[2], known, n=1)
+    hint = f"did you mean {quote}{near[0]}{quote}? " if near else ""
+    return UserError(f"{_short(what)} is not a known {kind}: {hint}{owner} has {', '.join(known)}.")
 
 
 _KNOBS = {
@@ -66,7 +76,6 @@ qmix.batch_size or qmix.replay_size; its last checkpoint is whole.
     if not isinstance(error, MemoryError) and not any(sign in text for sign in signs):
         return None
     knobs = _KNOBS.get(command, "the sizes of this configuration")
-    place = "the GPU" if on_gpu else "this machine"
     kept = "; its last checkpoint is whole" if command in _SAVING else ""
-    what = f"{place} has too little memory for fedfade {command}"
+    what = f"{'the GPU' if on_gpu else 'this machine'} has too little memory for fedfade {command}"
     return UserError(f"{what}: lower {knobs}{kept}.")

@@ -6,11 +6,10 @@ as a CUDA graph and replayed; on the CPU the function itself is called. Both do 
 code that uses `record` is the same on both.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -103,3 +102,31 @@ def fuse(
     # By default the ninth size of a function would silently not be compiled.
     torch._dynamo.config.recompile_limit = 256
     return torch.compile(function, dynamic=dynamic, options=options)
+
+
+def fused(
+    function: Callable[P, R], dynamic: bool = False, options: dict[str, Any] | None = None
+) -> Callable[P, R]:
+    """Decorator for a function or method that `fuse` is to compile on CUDA.
+
+    The first argument with a `device` says where the work is: a tensor, or an object whose tensors
+    are all in one place. With settings: `@partial(fused, options={...})`.
+
+    >>> @fused
+    ... def square_sum(x: Tensor) -> Tensor:
+    ...     return x.square().sum()
+    >>> square_sum(torch.ones(3))
+    tensor(3.)
+    """
+    compiled: list[Callable[P, R]] = []  # empty until the first call on CUDA
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        device = next(arg.device for arg in args if hasattr(arg, "device"))
+        if device.type != "cuda" or os.environ.get("FEDFADE_COMPILE") == "0":
+            return function(*args, **kwargs)
+        if not compiled:
+            compiled.append(fuse(function, device, dynamic, options))
+        return compiled[0](*args, **kwargs)
+
+    return run

@@ -1,7 +1,5 @@
 """SIGINT and SIGTERM at a moment that suits."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Callable, Iterator

@@ -10,8 +10,6 @@ or on CUDA, first or last: resuming and re-batching change nothing.
 Host-side work that wants NumPy (partitions, mini-batch order) takes `numpy_generator`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Sequence
@@ -92,17 +90,19 @@ def bits(keys: Tensor, shape: Sequence[int]) -> Tensor:
 
 def uniform(keys: Tensor, shape: Sequence[int]) -> Tensor:
     """float32 in the open interval (0, 1): [*keys.shape, *shape]."""
+    return _between_0_and_1(bits(keys, shape))
+
+
+def _between_0_and_1(words: Tensor) -> Tensor:
     # 23 bits and half a step: neither 0 nor 1 can occur, so log and division are safe.
-    return (_shift_right(bits(keys, shape), 41).to(torch.float32) + 0.5) * 2.0**-23
+    return (_shift_right(words, 41).to(torch.float32) + 0.5) * 2.0**-23
 
 
 def normal(keys: Tensor, shape: Sequence[int]) -> Tensor:
     """Standard normal float32 by Box-Muller, two from each 64-bit word: [*keys.shape, *shape]."""
     count = math.prod(shape)
     words = bits(keys, ((count + 1) // 2,))
-    radius = torch.sqrt(
-        -2.0 * torch.log((_shift_right(words, 41).to(torch.float32) + 0.5) * 2.0**-23)
-    )
+    radius = torch.sqrt(-2.0 * torch.log(_between_0_and_1(words)))
     angle = (words & 0xFFFFFF).to(torch.float32) * (2.0 * math.pi * 2.0**-24)
     pair = torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=-1)
     return pair[..., :count].reshape(*keys.shape, *shape)
@@ -121,6 +121,4 @@ def numpy_generator(seed: int, purpose: str, *indices: int) -> np.random.Generat
 
 def torch_generator(seed: int, purpose: str, *indices: int) -> torch.Generator:
     """A CPU torch generator, for library code that insists on one (weight initialisation)."""
-    generator = torch.Generator()
-    generator.manual_seed(stream(seed, purpose, *indices) & ((1 << 63) - 1))
-    return generator
+    return torch.Generator().manual_seed(stream(seed, purpose, *indices) & (_WORD >> 1))

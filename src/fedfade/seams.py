@@ -1,14 +1,13 @@
-"""What users can replace: policies, codecs, server rules, fading sources, observation parts.
+"""What users can replace: policies, codecs, server rules, fading, observation parts, sweeps.
 
 Each seam is a small protocol with a table of what is built in. An implementation is named by its
 entry in the table, by an entry point of the seam's group, or as `module:factory`; a built-in name
 stands for such a dotted path too, so that this file imports nothing of what it lists.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
+import pkgutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from fedfade.errors import UserError, not_allowed
+from fedfade.errors import UserError, not_allowed, out_of_memory
 
 
 def load_dotted(field: str, path: str) -> object:
@@ -26,17 +25,17 @@ def load_dotted(field: str, path: str) -> object:
     >>> load_dotted("learning.model", "math:sqrt")(9)
     3.0
     """
-    module_name, separator, attribute = path.partition(":")
-    if not (separator and module_name and attribute):
+    if not all(path.partition(":")):
         raise not_allowed(field, path, "a built-in name or of the form module:attribute")
     try:
         with _working_folder():
-            found: object = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            found = getattr(found, part)
+            return pkgutil.resolve_name(path)
     except Exception as error:  # whatever the user's module raises while it is imported
-        raise UserError(f"{field} = {path!r} cannot be loaded: {one_line(error)}.") from None
-    return found
+        raise _not_loaded(field, path, error) from None
+
+
+def _not_loaded(field: str, name: str, error: Exception) -> UserError:
+    return UserError(f"{field} = {name!r} cannot be loaded: {one_line(error)}.")
 
 
 def source_file(path: str) -> Path | None:
@@ -73,11 +72,33 @@ def one_line(error: Exception) -> str:
     return text.rstrip(".")[:200]
 
 
+def ask(who: str, made: object, question: str, *given: object) -> Any:
+    """What an implementation answers; whatever a user's raises becomes one sentence.
+
+    A fault of our own stays one: its trace is what is needed to mend it.
+    """
+    try:
+        return getattr(made, question)(*given)
+    except UserError:
+        raise
+    except Exception as error:
+        ours = type(made).__module__.startswith("fedfade.")
+        if ours or out_of_memory(error, "") is not None:
+            raise
+        inside = error.__traceback__ and error.__traceback__.tb_next
+        place = ""  # where it could not even be called
+        if inside is not None:
+            file = Path(inside.tb_frame.f_code.co_filename).name
+            place = f" ({file}, line {inside.tb_lineno})"
+        kind = type(error).__name__
+        raise UserError(f"{who} raised {kind} in {question}{place}: {one_line(error)}.") from error
+
+
 @dataclass(frozen=True)
 class Seam:
     """One kind of thing a user can replace."""
 
-    field: str  # what an error calls it
+    field: str  # where it is asked for
     group: str  # of entry points
     protocol: str  # where to read what is needed
     members: tuple[str, ...]  # what every implementation has
@@ -108,8 +129,7 @@ float16, or module:factory.
 
         A dotted path is code of the user's that will run.
         """
-        self.check(name, others)
-        factory = self._factory(name)
+        factory = self._factory(self.check(name, others))
         try:
             made = factory(*given) if callable(factory) else factory
         except UserError:
@@ -117,28 +137,22 @@ float16, or module:factory.
         except Exception as error:
             if name in self.built_in:  # a fault of our own: its trace is what is needed
                 raise
-            kind = self.field.rpartition(".")[2]
-            raise UserError(f"{kind} {name!r} cannot be made: {one_line(error)}.") from None
+            raise UserError(f"{self.field} {name!r} cannot be made: {one_line(error)}.") from None
         for member in self.members:
             if not hasattr(made, member):
-                kind = self.field.rpartition(".")[2]
-                raise UserError(
-                    f"{kind} {name!r} has no {member!r}: {self.protocol} says what is needed."
-                )
+                needed = f"{self.protocol} says what is needed"
+                raise UserError(f"{self.field} {name!r} has no {member!r}: {needed}.")
         return made
 
     def _factory(self, name: str) -> Any:
-        if name in self.built_in:
-            return load_dotted(self.field, self.built_in[name])
+        if name in self.built_in:  # and never a module of the working folder in its place
+            return pkgutil.resolve_name(self.built_in[name])
         for entry in entry_points(group=self.group):
             if entry.name == name:
                 try:
                     return entry.load()
                 except Exception as error:  # whatever the package raises while it is imported
-                    reason = one_line(error)
-                    raise UserError(
-                        f"{self.field} = {name!r} cannot be loaded: {reason}."
-                    ) from None
+                    raise _not_loaded(self.field, name, error) from None
         return load_dotted(self.field, name)
 
 
@@ -148,8 +162,8 @@ POLICIES = Seam(
     "fedfade.allocation.Policy",
     ("name", "scope", "begin", "act"),
     {
-        "random": "fedfade.allocation.random_band:RandomBand",
-        "max-individual-rate": "fedfade.allocation.max_individual_rate:MaxIndividualRate",
+        "random": "fedfade.allocation.baselines:RandomBand",
+        "max-individual-rate": "fedfade.allocation.baselines:MaxIndividualRate",
         "max-sum-rate": "fedfade.allocation.max_sum_rate:MaxSumRate",
         "block-fading-schedule": "fedfade.allocation.schedules:BlockFadingSchedule",
         "wrap-around-schedule": "fedfade.allocation.schedules:WrapAroundSchedule",
@@ -203,7 +217,32 @@ PARTS = Seam(
     "allocation.observe",
     "fedfade.observation_parts",
     "fedfade.uplink.Part",
-    ("width", "fill"),
-    {},
+    ("told", "width", "static"),
+    {
+        "alphas": "fedfade.uplink.parts:ALPHAS",
+        "fading": "fedfade.uplink.parts:FADING",
+        "remaining": "fedfade.uplink.parts:REMAINING",
+        "slots_left": "fedfade.uplink.parts:SLOTS_LEFT",
+        "deviation": "fedfade.uplink.parts:DEVIATION",
+        "round": "fedfade.uplink.parts:ROUND",
+        "finished": "fedfade.uplink.parts:FINISHED",
+        "others_fading": "fedfade.uplink.parts:OTHERS_FADING",
+        "schedule": "fedfade.uplink.parts:SCHEDULE",
+        "reservation": "fedfade.uplink.parts:RESERVATION",
+        "time_to_finish": "fedfade.uplink.parts:TIME_TO_FINISH",
+    },
 )
-"""One named part of an agent's observation."""
+"""One named part of an agent's observation; made without arguments."""
+
+SWEEP_COMMANDS = Seam(
+    "sweep field command",
+    "fedfade.sweep_commands",
+    "fedfade.experiments.sweep_commands.SweepCommand",
+    ("marker", "run", "lines"),
+    {
+        "compare": "fedfade.experiments.sweep_commands:Compare",
+        "train": "fedfade.experiments.sweep_commands:Train",
+        "reproduce": "fedfade.studies.paper.sweep_command:Reproduce",
+    },
+)
+"""What every point of a sweep runs; made without arguments."""

@@ -4,8 +4,6 @@ Nothing here unpickles: `.npz` archives are checked from their headers before an
 allocated, so that a small file cannot claim a large one.
 """
 
-from __future__ import annotations
-
 import ast
 import fcntl
 import hashlib
@@ -139,6 +137,12 @@ def write_text(path: Path | str, text: str) -> None:
 def write_json(path: Path | str, value: object) -> None:
     """Write JSON whole or not at all; NaN is refused, because JSON has none."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def save_figure(figure: Any, path: Path | str) -> None:
+    """Write a Matplotlib figure whole or not at all."""
+    with writing(path) as temporary:
+        figure.savefig(temporary, dpi=150)
 
 
 def sha256_of(path: Path) -> str:

@@ -3,7 +3,8 @@
 import pytest
 
 from fedfade.agents import Trainer
-from fedfade.bench.train import _flop, measure
+from fedfade.bench.floors import update_layers
+from fedfade.bench.qmix_speed import measure
 from fedfade.config import load_config
 
 
@@ -12,7 +13,7 @@ def test_the_floor_counts_every_product() -> None:
     trainer = Trainer(load_config("paper", ["qmix.gradients=synthetic", "run.device=cpu"]))
     agents = 2 * 512 * 10 * (5 * (20 * 252 + 252 * 120 + 120 * 120 + 120 * 16) - 20 * 252)
     mixer = 2 * 512 * (4 * (72 * 192 + 64 * 320 + 64 * 32 + 32 * 1) - 72 * 192)
-    assert _flop(trainer) == agents + mixer
+    assert sum(layer.flop for layer in update_layers(trainer)) == agents + mixer
 
 
 def test_figures_fit_together() -> None:

@@ -1,13 +1,14 @@
-"""What `fedfade train` and `fedfade export` say to who types them."""
-
-from __future__ import annotations
+"""What `fedfade train` and `fedfade export` say to the person who types them."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from fedfade.agents.curve import MIXER_NAMES
+from fedfade.agents import load_checkpoint
+from fedfade.commands.train import MIXER_NAMES
 
 
 def words(changes: list[str]) -> list[str]:
@@ -64,3 +65,31 @@ def test_shipped_agents_are_exported_by_name(
     refused = fedfade("export", "qmix-minus", "--onnx", "out")
     assert refused.code == 2
     assert "'qmix-minus' holds no checkpoint.json" in refused.err
+
+
+ABSENT = ("tensorboard", "matplotlib", "pettingzoo", "onnx", "onnxruntime")
+"""What a machine that only trains need not have."""
+
+
+def test_training_needs_no_extras(overrides: list[str], tmp_path: Path) -> None:
+    """The real command where none of them can be imported: one line for each file it leaves out."""
+    program = (
+        f"import sys; sys.modules.update(dict.fromkeys({ABSENT!r}))\n"
+        "from fedfade.cli import main; main()\n"
+    )
+    changes = words([*overrides, "qmix.episodes=60"])
+    command = [sys.executable, "-c", program, "train", "small-cell", *changes, "--out", tmp_path]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stderr.count("no TensorBoard files: pip install 'fedfade[tensorboard]'") == 1
+    assert answer.stderr.count("no curve.png: Matplotlib is not installed") == 1
+    assert load_checkpoint(tmp_path).episodes == 60
+    assert not (tmp_path / "tensorboard").exists()
+    refused = subprocess.run(
+        [sys.executable, "-c", program, "export", tmp_path, "--onnx", tmp_path / "onnx"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert refused.returncode == 2
+    assert "fedfade export needs ONNX: pip install 'fedfade[onnx]'" in refused.stderr

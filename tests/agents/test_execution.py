@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedfade.agents import ClientNetwork, QmixPolicy, Trainer, load_policy_checkpoint, train
-from fedfade.agents.policy import scope_of
+from fedfade.agents.trained import scope_of
 from fedfade.allocation import Action, View, play_round
 from fedfade.config import Config, load_config
 

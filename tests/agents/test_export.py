@@ -4,17 +4,17 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
 
-from fedfade.agents import ClientNetwork, Trainer, train
+from fedfade.agents import ClientNetwork, Trainer, save, train
 from fedfade.agents.export import export_agents, normalisation
 from fedfade.agents.scalars import ScalarWriter
-from fedfade.config import ObservationPart, load_config
+from fedfade.config import load_config
+from fedfade.seams import PARTS
 from fedfade.uplink import observation_width, observe, scenario_from_config, start_round
 
 
@@ -105,7 +105,7 @@ def test_a_payload_counted_from_the_model_is_a_number() -> None:
 
 def test_normalisation_of_every_part() -> None:
     """A device is told about whatever an agent may have been trained on."""
-    parts = get_args(ObservationPart)
+    parts = PARTS.built_in
     config = load_config("paper", [f"allocation.observe=[{', '.join(parts)}]"])
     inputs = normalisation(config)["inputs"]
     assert [part["name"] for part in inputs] == list(parts)
@@ -133,6 +133,28 @@ def test_tensorboard_reads_the_scalars(trained: tuple[Path, Trainer]) -> None:
     assert [event.step for event in events.Scalars("epsilon")] == [20, 40, 60]
     assert events.Scalars("epsilon")[-1].value == 0.5
     assert epsilon[1].value == pytest.approx(1 - 0.99 * 20 / 4000)
+
+
+def test_a_resumed_training_leaves_no_step_twice(tmp_path: Path) -> None:
+    """Killed at episode 60 with a checkpoint of episode 20: what was written after it is hidden."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    changes = ["radio.slots=5", "qmix.episodes=80", "qmix.batch_size=32", "run.device=cpu"]
+    config = load_config("small-cell", changes)
+
+    def stop(trainer: Trainer, reports: object) -> None:
+        if trainer.batch == 1:
+            save(trainer, tmp_path, list(reports))
+        if trainer.batch == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path, stop, checkpoint_s=1e9)
+    train(config, tmp_path)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 2
+    assert [event.step for event in events.Scalars("return")] == [20, 40, 60, 80]
 
 
 def test_the_command(trained: tuple[Path, Trainer], tmp_path: Path) -> None:

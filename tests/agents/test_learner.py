@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from fedfade.agents.learner import Learner
 from fedfade.agents.networks import AgentNetworks, DuplexMixer, MonotonicMixer, StackedLinear
-from fedfade.agents.policy import ClientNetwork
-from fedfade.agents.replay import Batch, Replay
+from fedfade.agents.trained import ClientNetwork
+from fedfade.agents.transitions import Batch, ReplayMemory
 from fedfade.config import QmixConfig
 
 
@@ -233,7 +233,7 @@ def test_what_a_client_carries_is_what_its_agent_does() -> None:
 def test_replay_returns_what_was_stored(n_step: int) -> None:
     """Rewards and observations are numbered, so each sampled transition can be checked."""
     slots, episodes, gamma = 5, 4, 0.9
-    replay = Replay(40, episodes, agents=2, width=1, state_width=1, slots=slots, seeds=[0])
+    replay = ReplayMemory(40, episodes, agents=2, width=1, state_width=1, slots=slots, seeds=[0])
 
     def number(batch: int, slot: int) -> torch.Tensor:
         return (1000.0 * batch + slot) + 100.0 * torch.arange(episodes)
@@ -254,7 +254,7 @@ def test_replay_returns_what_was_stored(n_step: int) -> None:
 def test_three_steps_by_hand() -> None:
     """Rewards 1, 2, 4, 8, 16 halved a step: 1 + 1 + 1 from the first slot, and an eighth of what
     follows; from the third on the episode ends within three steps, and nothing follows."""
-    replay = Replay(20, 1, agents=1, width=1, state_width=1, slots=5, seeds=[0])
+    replay = ReplayMemory(20, 1, agents=1, width=1, state_width=1, slots=5, seeds=[0])
     for row in range(8):  # an episode, and the beginning of the next
         place = torch.full((1, 1, 1), float(row))
         replay.see(torch.tensor([row % 5]), place, place)
@@ -288,7 +288,7 @@ def check(drawn: Batch, slots: int, gamma: float, n_step: int) -> None:
 
 
 def test_replay_draws_every_transition_alike() -> None:
-    replay = Replay(100, 10, agents=1, width=1, state_width=1, slots=1000, seeds=[0])
+    replay = ReplayMemory(100, 10, agents=1, width=1, state_width=1, slots=1000, seeds=[0])
     for slot in range(25):
         place = 10.0 * slot + torch.arange(10)
         replay.see(torch.tensor([slot]), place[None, :, None], place[None, :, None])

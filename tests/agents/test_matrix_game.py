@@ -8,7 +8,7 @@ under even exploration the first action looks bad to both. Duplex dueling can sa
 import torch
 
 from fedfade.agents.learner import Learner
-from fedfade.agents.replay import Batch
+from fedfade.agents.transitions import Batch
 from fedfade.config import QmixConfig
 
 PAYOFF = torch.tensor([[8.0, -12.0, -12.0], [-12.0, 0.0, 0.0], [-12.0, 0.0, 0.0]])

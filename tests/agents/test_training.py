@@ -265,7 +265,7 @@ def test_the_advance_by_hand(overrides: list[str]) -> None:
     )
     for slot, wanted in ((0, 2 * (0.98 * 0.5 - 1)), (10, 2 * (0.98 * 0.5 - 1)), (11, -2.0)):
         rollout.slot.fill_(slot)
-        assert rollout._advance_pay(before, after).tolist() == pytest.approx([wanted])
+        assert rollout._advance(before, after).tolist() == pytest.approx([wanted])
 
 
 def test_several_seeds_in_one_program_are_each_what_they_are_alone(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedfade.agents.learner import Learner
-from fedfade.agents.replay import Batch
+from fedfade.agents.transitions import Batch
 from fedfade.config import QmixConfig
 
 GAMMA = 0.99

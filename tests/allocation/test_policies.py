@@ -19,9 +19,9 @@ from fedfade.allocation import (
     play_round,
     policy_names,
 )
-from fedfade.allocation.play import Observations, RecordedRounds, _slots_known, make_view
+from fedfade.allocation.baselines import RandomBand
+from fedfade.allocation.play import Observations, RecordedRounds, make_view, slots_at_once
 from fedfade.allocation.policy import ActionChecks
-from fedfade.allocation.random_band import RandomBand
 from fedfade.errors import UserError
 from fedfade.uplink import Progress, observation_width, observe, start_round, state_width
 from tests.conftest import TINY
@@ -302,8 +302,10 @@ def test_observations_for_many_slots_are_those_of_each(make_round, monkeypatch) 
         15, 6, episodes=4, overrides=("radio.slots=9", f"allocation.observe=[{parts}]")
     )
     width = scenario.clients * observation_width(scenario) + state_width(scenario)
+    agents = Custom(None)
+    agents.observes = True
     monkeypatch.setattr("fedfade.allocation.play._STATIC_BYTES", 4 * 4 * width * 4)
-    observations = Observations(scenario, round_, _slots_known(scenario, 4))
+    observations = Observations(scenario, round_, slots_at_once(agents, scenario, 4))
     for slot in (0, 0, 1, 5, 8):  # twice in a slot: before the first one, and in it
         progress = Progress(torch.full((4, 10), scenario.payload_bits * (1 - slot / 9)))
         there = observations.at(slot, progress)

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedfade.bench import growth, without_compiling
+from fedfade.bench import growth
+from fedfade.bench.stage import Stage
+from fedfade.bench.timing import without_compiling
 from fedfade.graphs import fuse
 
 CPU = torch.device("cpu")
@@ -22,11 +24,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes as they are, costs invented: clients x sub-bands x slots x seeds."""
 
     def cost(name: str) -> growth.Work:
-        def work(place: growth.Place, config: Any, seeds: int) -> dict[str, float]:
+        def work(stage: Stage, config: Any, seeds: int) -> dict[str, float]:
             sizes = (config.learning.clients, config.radio.subbands, config.radio.slots, seeds)
             return {name: float(torch.tensor(sizes).prod())}
 
-        work.__name__ = f"_{name}"
+        work.__name__ = name
         return work
 
     enters = {cost("all"): tuple(growth.AXES), cost("some"): ("clients", "seeds")}
@@ -47,12 +49,11 @@ def test_one_size_changes_at_a_time(tmp_path: Path) -> None:
 def test_a_size_that_fails_leaves_the_others(
     fedfade: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def tight(place: growth.Place, config: Any, seeds: int) -> dict[str, float]:
+    def tight(stage: Stage, config: Any, seeds: int) -> dict[str, float]:
         if config.learning.clients != 20:
             raise torch.OutOfMemoryError("no room")
         return {"tight": 1.0}
 
-    tight.__name__ = "_tight"
     monkeypatch.setitem(growth.ENTERS, tight, ("clients",))
     answer = fedfade("bench", "growth", "--device", "cpu", "--json", "--out", tmp_path)
     assert answer.code == 0, answer.err

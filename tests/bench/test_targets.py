@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedfade.agents import Trainer
-from fedfade.bench import floors, targets, whole_training
+from fedfade.bench import floors, targets
 from fedfade.bench.stage import Figure, Stage
 from fedfade.config import RadioConfig, load_config
 from fedfade.learning import PaperCNN
@@ -34,7 +34,7 @@ def test_floor_of_local_training_is_what_pytorch_counts() -> None:
     With eight colours no row has to be filled up.
     """
     model, images = PaperCNN((8, 32, 32), 10), torch.randn(5, 8, 32, 32)
-    layers = floors.local_layers((8, 32, 32), 2, 5, "fp32", CPU)
+    layers = floors.local_layers((8, 32, 32), 2, 5, torch.float32)
     assert flop(layers) == 2 * counted(lambda: model(images).sum().backward())
 
 
@@ -49,36 +49,42 @@ def test_floor_of_training_is_what_pytorch_counts(trainer: Trainer) -> None:
     trainer.replay.draw_ahead(trainer.updates, 1, trainer.config.qmix.batch_size)
     agents, seen = trainer.learner.agents, trainer.rollout._seen
     assert flop(floors.slot_layers(trainer)) == counted(lambda: agents(seen))
-    assert flop(floors.update_layers(trainer)) == counted(trainer.engine().update)
+    assert flop(floors.update_layers(trainer)) == counted(trainer.update)
 
 
 def test_floor_of_the_channel() -> None:
     """3 client-rounds: 60 complex paths at 100 frequencies in 256 slots, 8 operations each."""
-    layers = floors.fading_layers(RadioConfig(), 3, CPU)
+    layers = floors.fading_layers(RadioConfig(), 3)
     assert flop(layers) == 3 * 8 * 60 * 100 * 256
 
 
 def test_bare_products_compute_them() -> None:
-    layer = floors.make_layer((2, 3, 4), 5, CPU, learns=True, passes_on=True)
-    assert counted(floors.products([layer])) == layer.flop == 3 * 2 * 2 * 3 * 4 * 5
+    layer = floors.Layer((2, 3, 4), 5, learns=True, passes_on=True)
+    assert counted(floors.products([layer], CPU)) == layer.flop == 3 * 2 * 2 * 3 * 4 * 5
 
 
 def test_the_papers_training_adds_up() -> None:
     """1,500 batches of 250 slots and 166.7 updates, 14 restarts of the federated task."""
     config = load_config("paper")
-    assert 1500 * whole_training._updates_in_a_batch(config) == pytest.approx(250_000)
-    parts = {name: 0.0 for name in whole_training.Training._fields}
-    sizes = {"batches": 1500, "tasks": 15, "slots": 250, "updates": 500 / 3}
-    times = {"batch_ms": 60.0, "task_ms": 500.0, "slot_floor_ms": 0.01, "update_floor_ms": 0.06}
-    found = whole_training.Training(**(parts | sizes | times))  # type: ignore[arg-type]
+    assert 1500 * targets.updates_in_a_batch(config) == pytest.approx(250_000)
+    found = targets.Training(
+        start=0.0,
+        batch=60.0,
+        task=500.0,
+        parts={},
+        floors={"slot": 0.01, "update": 0.06},
+        calls={"slot": 250, "update": 500 / 3},
+        batches=1500,
+        tasks=15,
+    )
     assert found.whole_s == pytest.approx(90 + 7)
-    assert found.floor_ms == pytest.approx(2.5 + 10)
+    assert found.floor == pytest.approx(2.5 + 10)
 
 
 def test_small_sizes_are_compared_with_nothing() -> None:
     small = Stage(CPU, "fp32", folder=None, full=False)  # type: ignore[arg-type]
-    assert small.wanted(5.0) is None
-    assert Stage(CPU, "fp32", folder=None).wanted(5.0) == 5.0  # type: ignore[arg-type]
+    assert small.size(5.0, None) is None
+    assert Stage(CPU, "fp32", folder=None).size(5.0, None) == 5.0  # type: ignore[arg-type]
 
 
 def test_every_figure_on_a_cpu(fedfade: Command) -> None:

@@ -12,7 +12,7 @@ import torch
 from fedfade.agents import Trainer
 from fedfade.agents.run import save
 from fedfade.allocation import play_round
-from fedfade.allocation.max_individual_rate import MaxIndividualRate
+from fedfade.allocation.baselines import MaxIndividualRate
 from fedfade.config import Config, load_config
 from fedfade.experiments import (
     Comparison,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import signal
 import subprocess
@@ -11,13 +12,15 @@ import sys
 import threading
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 
 from fedfade.experiments import read_rows
-from fedfade.experiments.sweep import Progress, load_sweep, run_sweep, table_lines
+from fedfade.experiments.sweep import SweepProgress, load_sweep, run_sweep, seed_means, sweep_table
 from fedfade.experiments.workers import Resources, on_ray, on_this_machine
 from tests.conftest import TINY
 
@@ -104,8 +107,7 @@ def test_a_killed_worker_is_replaced(tmp_path: Path, monkeypatch) -> None:
     sweep = load_sweep(sweep_file(tmp_path, set={"allocation.policies": [SLOW]}, seeds=2))
     killed = []
 
-    def compute(tasks, share):
-        yield from on_this_machine(tasks, 1, Resources(), share)
+    compute = partial(on_this_machine, workers=1, resources=Resources(), retries=3)
 
     def watch() -> None:
         deadline = time.monotonic() + 120
@@ -121,8 +123,74 @@ def test_a_killed_worker_is_replaced(tmp_path: Path, monkeypatch) -> None:
     assert not failures
     begun = {line.split()[0] for line in trace.read_text().splitlines()}
     assert len(begun) == 3  # two points, one of them by two workers
-    lines = table_lines(sweep, tmp_path / "out", {})
-    assert Counter(line["status"] for line in lines) == {"done": 2}
+    assert list(sweep_table(sweep, tmp_path / "out", {})["status"]) == ["done", "done"]
+
+
+def test_modules_in_the_working_folder_stay_out_of_workers(tmp_path: Path, monkeypatch) -> None:
+    """A stray torch.py is not imported; what the configuration names by its path is."""
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("torch", "numpy", "queue", "scipy", "fedfade"):
+        (here / f"{name}.py").write_text("raise SystemExit(f'imported {__file__}')\n")
+    slow = ROOT / "tests" / "experiments" / "slow_policy.py"
+    (here / "own_policy.py").write_text(slow.read_text())
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    monkeypatch.setenv("FEDFADE_TRACE", str(tmp_path / "trace"))
+    policies = {"allocation.policies": ["max-sum-rate", "own_policy:Slow"]}
+    sweep = load_sweep(sweep_file(tmp_path, set=policies))
+    monkeypatch.chdir(here)
+    compute = partial(on_this_machine, workers=1, resources=Resources(), retries=0)
+    assert run_sweep(sweep, tmp_path / "out", compute, lambda progress: None) == {}
+    assert (tmp_path / "trace").exists()
+
+
+OWN_COMMAND = """
+class Count:
+    marker = "clients.txt"
+
+    def run(self, config, folder, tell):
+        folder.mkdir(parents=True)
+        tell(1, 2)
+        (folder / self.marker).write_text(str(config.learning.clients))
+
+    def lines(self, config, folder):
+        path = folder / self.marker
+        return [{"policy": "none", "clients": int(path.read_text())}] if path.exists() else None
+"""
+
+
+def test_a_command_of_the_users_own(fedfade, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "own_command.py").write_text(OWN_COMMAND)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    monkeypatch.chdir(tmp_path)
+    path = sweep_file(tmp_path, command="own_command:Count", grid={"learning.clients": [3, 4]})
+    answer = fedfade("sweep", path, "--out", "out", "--workers", 2)
+    assert answer.code == 0, answer.err
+    assert [line["clients"] for line in read_table(tmp_path / "out" / "sweep.csv")] == ["3", "4"]
+    path = sweep_file(tmp_path, command="own_command:Missing")
+    answer = fedfade("sweep", path, "--out", "none")
+    assert answer.code == 2
+    assert "'own_command:Missing' cannot be loaded" in answer.err.replace("\n", " ")
+    assert not (tmp_path / "none").exists()
+
+
+def test_means_over_seeds(tmp_path: Path) -> None:
+    """Points whose values are lists, and points that lack a field of others, each on its own."""
+    listed = [{"qmix.hidden": [4]}, {"learning.alpha": 50}]
+    sweep = load_sweep(sweep_file(tmp_path, list=listed, seeds=2))
+    values = {"status": "done", "policy": "random", "episodes": 3}
+    lines = [
+        {"point": point.name, **point.varied, "seed": point.seed, **values, "accuracy": accuracy}
+        for point, accuracy in zip(sweep.points, [0.25, 0.75, 0.5, math.nan], strict=True)
+    ]
+    means = seed_means(sweep, pd.DataFrame([*lines, {"status": "waiting"}], dtype=object))
+    assert means.to_dict("list") == {
+        "qmix.hidden": [[4], ""],
+        "learning.alpha": ["", 50],
+        "policy": ["random", "random"],
+        "seeds": [2, 2],
+        "accuracy": [0.5, 0.5],
+    }
 
 
 def test_what_a_point_refuses_is_reported_and_the_rest_goes_on(fedfade, tmp_path: Path) -> None:
@@ -182,6 +250,17 @@ def test_how_often_a_point_is_saved_does_not_make_it_another(tmp_path: Path) -> 
         for s in (5, 500)
     ]
     assert names[0] == names[1]
+
+
+def test_points_of_the_last_version_are_found_again(tmp_path: Path) -> None:
+    """Fields that a configuration gained since then do not make it another."""
+    path = tmp_path / "sweep.yaml"
+    path.write_text(
+        "preset: quickstart\ngrid: {learning.alpha: [5]}\n"
+        "set: {run.rounds: 1, allocation.policies: [random, perfect], "
+        "learning.previous_update: last}\n"
+    )
+    assert load_sweep(path).points[0].name == "alpha=5_seed=0-71b97187"
 
 
 def test_sigterm_stops_cleanly_and_the_sweep_goes_on(tmp_path: Path) -> None:
@@ -246,7 +325,7 @@ def begun(trace: Path, parent: int | None = None) -> list[str]:
 def test_a_ray_cluster_that_loses_a_node(tmp_path: Path, monkeypatch, ray_home) -> None:
     """Two nodes, one killed half way: every point once in the results, none missing."""
     pytest.importorskip("ray", reason="needs fedfade[ray]")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{ROOT}")
     trace = tmp_path / "trace"
     monkeypatch.setenv("FEDFADE_TRACE", str(trace))
     monkeypatch.setenv("FEDFADE_PAUSE_S", "0.7")
@@ -259,7 +338,7 @@ def test_a_ray_cluster_that_loses_a_node(tmp_path: Path, monkeypatch, ray_home) 
         node = cluster.add_node(num_cpus=1)
         sweep = load_sweep(sweep_file(tmp_path, set={"allocation.policies": [SLOW]}, seeds=8))
         out = tmp_path / "out"
-        progress: list[Progress] = []
+        progress: list[SweepProgress] = []
         raylet = node.all_processes["raylet"][0].process.pid
 
         def kill_while_it_works() -> None:
@@ -274,9 +353,7 @@ def test_a_ray_cluster_that_loses_a_node(tmp_path: Path, monkeypatch, ray_home) 
         killer = threading.Thread(target=kill_while_it_works, daemon=True)
         killer.start()
 
-        def compute(tasks, share):
-            yield from on_ray(tasks, cluster.address, Resources(cpus=1, retries=3))
-
+        compute = partial(on_ray, address=cluster.address, resources=Resources(cpus=1), retries=3)
         failures = run_sweep(sweep, out, compute, progress.append)
         killer.join(30)
         assert not killer.is_alive()
@@ -284,9 +361,9 @@ def test_a_ray_cluster_that_loses_a_node(tmp_path: Path, monkeypatch, ray_home) 
         cluster.shutdown()
     assert not failures
     assert progress[-1].done == 8
-    lines = table_lines(sweep, out, {})
-    assert Counter(line["seed"] for line in lines) == dict.fromkeys(range(8), 1)
-    assert {line["status"] for line in lines} == {"done"}
+    table = sweep_table(sweep, out, {})
+    assert list(table["seed"]) == list(range(8))
+    assert set(table["status"]) == {"done"}
     # The node really worked and really died: the point it had begun was begun again.
     starts = Counter(begun(trace))
     assert len(starts) == 8
@@ -299,9 +376,10 @@ def test_a_ray_cluster_that_loses_a_node(tmp_path: Path, monkeypatch, ray_home) 
 
 
 def test_the_sweep_in_the_docs(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "scale.md").read_text()
+    text = (ROOT / "docs" / "how-to" / "sweep.md").read_text()
     path = tmp_path / "sweep.yaml"
     path.write_text(text.partition("```yaml\n")[2].partition("```")[0])
     sweep = load_sweep(path)
     assert len(sweep.points) == 3 * 3 * 2 * 5
-    assert sweep.resources == Resources(cpus=2, gpus=0.25, retries=3)
+    assert sweep.asked.resources == Resources(cpus=2, gpus=0.25)
+    assert sweep.asked.retries == 3

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from fedfade.config import (
     Config,
+    changed,
+    config_from_tree,
     differences,
     load_config,
     preset_names,
@@ -16,6 +19,8 @@ from fedfade.config import (
     render_config,
 )
 from fedfade.errors import UserError
+from fedfade.experiments import RunFolder
+from fedfade.experiments.run_folder import open_finished
 
 FAULTS = [
     ("radio.bandwidth_hz=0", "radio.bandwidth_hz = 0 ", "at least 1"),
@@ -68,6 +73,15 @@ FAULTS = [
         "radio.traces = 'gains.npz'",
         "null unless radio.source is 'traces'",
     ),
+    ("learning.codec=zip", "learning.codec = 'zip'", "one of none, float16, or module:factory."),
+    ("learning.codec=8", "learning.codec = 8", "text"),
+    ("learning.server=median", "learning.server = 'median'", "one of mean, momentum, or module:"),
+    (
+        "learning.server=momentum",
+        "learning.server_momentum = 0.0",
+        "greater than 0 when learning.server is 'momentum'.",
+    ),
+    ("learning.previous_update=0", "learning.previous_update = 0", "one of 'broadcast' or 'last'"),
     ("radio={clusters: 28, clusters: 14}", "--set", "the key 'clusters' is given twice"),
 ]
 
@@ -97,6 +111,58 @@ def test_every_field_is_described() -> None:
     for line in text.splitlines():
         assert "# " in line
         assert "None" not in line.split("# ")[1]
+
+
+def test_what_is_named_shows_its_choices(fedfade) -> None:
+    """From the tables of what can be replaced, so that none is forgotten."""
+    notes = dict(
+        line.strip().split(": ", 1) for line in fedfade("config", "paper").out.split("\n")[:-1]
+    )
+    assert notes["source"].endswith("(clustered | rayleigh | traces | module:factory)")
+    assert notes["codec"].endswith("(none | float16 | module:factory)")
+    assert notes["server"].endswith("(mean | momentum | module:factory)")
+    assert notes["hide"].endswith("(gradient | fading)")
+
+
+def test_what_an_older_version_stored_means_what_it_did(tmp_path: Path) -> None:
+    """It names every field but those that came later; a preset without them has the defaults."""
+    path = tmp_path / "config.yaml"
+    path.write_text(render_config(Config()))
+    assert load_config(path, stored=True) == Config()
+    later = ("codec", "server", "previous_update")
+    lines = path.read_text().splitlines()
+    path.write_text(
+        "\n".join(
+            line
+            for line in lines
+            if not line.strip().startswith(tuple(f"{name}:" for name in later))
+        )
+    )
+    assert load_config(path) == Config()
+    older = load_config(path, stored=True)
+    assert differences(older, Config()) == ["learning.previous_update"]
+    assert older.learning.previous_update == "last"
+    assert load_config(path, ["learning.previous_update=broadcast"], stored=True) == Config()
+    assert config_from_tree({}, stored=True) == older
+    with pytest.raises(UserError, match="learning = 3 is not allowed"):
+        config_from_tree({"learning": 3}, stored=True)
+
+
+def test_a_run_of_an_older_version_continues_as_it_began(tiny: Config, tmp_path: Path) -> None:
+    """Or is refused with the field that says how; nothing goes on in another way."""
+    cpu = torch.device("cpu")
+    with RunFolder(tmp_path, tiny, cpu).open():
+        pass
+    stored = tmp_path / "config.yaml"
+    lines = stored.read_text().splitlines(keepends=True)
+    stored.write_text("".join(line for line in lines if "previous_update:" not in line))
+    refused = r"a run of another configuration, differing in learning.previous_update: choose"
+    with pytest.raises(UserError, match=refused), RunFolder(tmp_path, tiny, cpu).open():
+        pass
+    as_before = changed(tiny, {"learning.previous_update": "last"})
+    with RunFolder(tmp_path, as_before, cpu).open():
+        pass
+    assert open_finished(tmp_path)[0] == as_before
 
 
 def test_overrides_understand_scientific_notation() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedfade.learning.estimation import BoundRow
-from fedfade.learning.figures import bound_terms, class_distribution
+from fedfade.learning.plots import bound_terms, class_distribution
 from fedfade.radio import Recording
 from fedfade.radio.channel_figure import channel_figure
 

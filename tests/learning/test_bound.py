@@ -5,22 +5,21 @@ w. Then the SGD path is linear in the noise: means follow gradient descent, cova
 recursion. Nothing is sampled. Then the same along a run, on losses whose gradients are known.
 """
 
-from __future__ import annotations
-
 from itertools import combinations, product
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
-from fedfade.bench.learning import random_images
+from fedfade.bench.federated_round import random_images
 from fedfade.config import LearningConfig
 from fedfade.learning import Federation, ServerState
-from fedfade.learning.bound import (
+from fedfade.learning.estimation import _moments, _slopes, bound_along_run
+from fedfade.learning.local import LocalWork, Trained
+from fedfade.learning.theorem import (
     Constants,
     Problem,
     drift_bound,
@@ -29,8 +28,6 @@ from fedfade.learning.bound import (
     rate_limit,
     rescaled_constants,
 )
-from fedfade.learning.estimation import _moments, _slopes, bound_along_run
-from fedfade.learning.local import LocalWork, Trained
 
 DIMENSION = 3
 
@@ -209,7 +206,7 @@ def test_the_printed_split_of_term_a_is_not_an_inequality() -> None:
     """E|X + Y + Z|^2 <= 2 E|X|^2 + 2 E|Z|^2 + E|Y|^2 fails: Y and Z share their noise.
 
     Three clients, two deliver, only those two are noisy, one step, all gradients zero: X = 0,
-    Y + Z = minus the mean noise of the delivered. docs/theory.md avoids the split.
+    Y + Z = minus the mean noise of the delivered. docs/explanation/theory.md avoids the split.
     """
     clients, variance, rate = 3, 1.0, 0.1
     noise = rate**2 * variance
@@ -322,25 +319,21 @@ def test_the_noisiest_client_sets_the_local_variance() -> None:
     assert row.local_deviation == pytest.approx(5.0, rel=0.02)
 
 
-def test_moments_are_freed_of_the_noise_of_the_draws() -> None:
+def test_moments_are_freed_of_the_noise_of_the_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three clients, two draws of +-s_n each: the mean over all 64 outcomes is the truth."""
+    federation, _ = bowls([1.0, 1.0, 1.0], noise=[0.0, 0.0, 0.0])
+    state = federation.start([0])
     gradient = torch.tensor([[3.0, -1.0], [8.0, 2.0], [-2.0, 5.0]], dtype=torch.float64)
     noise = torch.tensor([2.0, 0.5, 1.0], dtype=torch.float64)
     found = []
     for signs in product([-1.0, 1.0], repeat=6):
         drawn = gradient[:, None].repeat(1, 2, 1)  # [client, draw, D]
         drawn[..., 0] += noise[:, None] * torch.tensor(signs, dtype=torch.float64).view(3, 2)
-        found.append(_moments(_slopes(*_given(drawn)), draws=2))
+        trained = Trained(drawn, torch.zeros(1, 2), torch.zeros(drawn.shape[:2]))
+        monkeypatch.setattr(federation, "gradients", lambda state, samples, t=trained: t)
+        slopes = _slopes(federation, torch.zeros(3, 2), state, torch.zeros(3, 2, 1))
+        found.append(_moments(slopes, draws=2))
     squared, spread = np.mean(found, axis=0)
     mean = gradient.mean(0)
     assert squared == pytest.approx(float(mean.square().sum()), rel=1e-9)
     assert spread == pytest.approx(float((gradient - mean).square().sum(1).mean()), rel=1e-9)
-
-
-def _given(drawn: Tensor) -> tuple[Federation, Tensor, ServerState, Tensor]:
-    """What `_slopes` wants, where every client's gradients are these."""
-    nothing = torch.zeros(1, 2)
-    trained = Trained(drawn, nothing, torch.zeros(drawn.shape[:2]))
-    fake = SimpleNamespace(gradients=lambda state, samples: trained)
-    state = ServerState(nothing, nothing, nothing)
-    return fake, torch.zeros(3, 2), state, torch.zeros(3, 2, 1)  # type: ignore[return-value]

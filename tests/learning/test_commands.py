@@ -1,7 +1,5 @@
 """The commands as a user types them."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable

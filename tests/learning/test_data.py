@@ -1,7 +1,5 @@
 """Data sets: what is read, how it is normalised, and what is refused."""
 
-from __future__ import annotations
-
 import hashlib
 import http.server
 import io

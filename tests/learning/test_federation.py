@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedfade.bench.learning import random_images
+from fedfade.bench.federated_round import random_images
 from fedfade.config import LearningConfig
 from fedfade.learning import Dataset, Federation, ServerState, Updates, build_model, gram, load_data
 from fedfade.learning.averaging import by_run

@@ -1,7 +1,5 @@
 """Partitions: equal counts, no sample twice, the right statistics, and an independent procedure."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

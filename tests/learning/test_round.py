@@ -207,9 +207,7 @@ def test_what_cannot_be_used_is_one_sentence(
 
 @pytest.mark.parametrize("field", ["codec", "server"])
 def test_unknown_names_are_refused_with_what_there_is(field: str) -> None:
-    with pytest.raises(
-        UserError, match=rf"learning.{field} = 'zip' is not allowed"
-    ):
+    with pytest.raises(UserError, match=rf"learning.{field} = 'zip' is not allowed"):
         load_config("paper", [f"learning.{field}=zip"])
 
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fedfade.config import Config
+from fedfade.seams import PARTS
 
 Tree = dict[str, Any]
 
@@ -44,6 +45,8 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "learning.data": st.just("digits"),
     "learning.data_dir": st.none(),
     "learning.model": st.just("cnn"),
+    "learning.codec": st.sampled_from(["none", "float16"]),
+    "learning.server": st.sampled_from(["mean", "momentum"]),
     "allocation.policies": st.just(
         [
             "random",
@@ -57,6 +60,9 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
         ]
     ),
     "allocation.checkpoint": st.none(),
+    "allocation.observe": st.lists(
+        st.sampled_from([*PARTS.built_in]), min_size=1, max_size=3, unique=True
+    ),
     "qmix.gradients": st.sampled_from(["synthetic", "learning"]),
     "run.device": st.just("cpu"),
 }

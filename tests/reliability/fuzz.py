@@ -89,7 +89,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("loaders", nargs="*", choices=[[], *LOADERS])
     asked = parser.parse_args()
-    total, bad = 0, []
+    total = 0
+    bad: list[Path] = []
     for name in asked.loaders or LOADERS:
         start = time.monotonic()
         tried, seen, found = session(name, asked.seconds)

@@ -14,6 +14,7 @@ import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,7 +58,7 @@ class Loader:
 # --- good files ---------------------------------------------------------------------------------
 
 
-def _npz(**arrays: np.ndarray) -> bytes:
+def _npz(**arrays: Any) -> bytes:
     file = io.BytesIO()
     np.savez_compressed(file, **arrays)
     return file.getvalue()

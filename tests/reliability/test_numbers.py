@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import get_args
 
 import pytest
 import torch
@@ -11,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedfade.allocation import BUILT_IN, genie_bound, load_policy, play_round
-from fedfade.config import ObservationPart, load_config
+from fedfade.config import load_config
+from fedfade.seams import PARTS
 from fedfade.uplink import (
     Progress,
     Round,
@@ -61,7 +61,7 @@ def test_no_round_makes_a_nan(
             f"radio.subbands={bands}",
             f"radio.power_levels_dbm={levels}",
             "radio.slots=5",
-            f"allocation.observe=[{', '.join(get_args(ObservationPart))}]",
+            f"allocation.observe=[{', '.join(PARTS.built_in)}]",
         ],
     )
     scenario = scenario_from_config(config, payload)

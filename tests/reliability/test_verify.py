@@ -130,7 +130,7 @@ def test_other_folders_are_refused(compared: Path, fedfade, tmp_path: Path) -> N
     (tmp_path / "empty").mkdir()
     answer = fedfade("verify", tmp_path / "empty")
     assert answer.code == 2
-    assert "is no run folder" in answer.err
+    assert "is not a run folder" in answer.err
     record = json.loads((compared / "run.json").read_text())
     (compared / "run.json").write_text(json.dumps(record | {"finished": None}))
     assert fedfade("verify", compared).code == 2

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from fedfade.agents import train
-from fedfade.config import load_config, render_config
+from fedfade.config import changed, load_config, render_config
 from fedfade.errors import UserError
 from fedfade.experiments import ladder as steps
 from fedfade.studies.ladder import rungs
-from fedfade.studies.paper.setting import changed
 from fedfade.studies.paper.tables import matching, read_table
 
 QUICK = ["--scale", "small", "--set", "radio.slots=24", "--set", "learning.payload_bits=1000000"]

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from fedfade.agents.checkpoint import load_checkpoint
-from fedfade.config import load_config
+from fedfade.config import changed, load_config
 from fedfade.experiments import compare_many, read_rows, series
 from fedfade.experiments.bound import bound_under
-from fedfade.experiments.points import KINDS
 from fedfade.experiments.sweep import load_sweep
+from fedfade.seams import SWEEP_COMMANDS
 from fedfade.studies.paper import (
     PARTS,
     SCALES,
@@ -33,7 +33,7 @@ from fedfade.studies.paper import (
     setting,
 )
 from fedfade.studies.paper.bound import spearman
-from fedfade.studies.paper.setting import Grid, changed, checked_setting, cycle_seeds
+from fedfade.studies.paper.setting import Grid, checked_setting, cycle_seeds
 from fedfade.studies.paper.tables import Line, matching, read_table, write_table
 from tests.conftest import TINY
 
@@ -319,7 +319,7 @@ def test_agents_that_come_with_the_package_join(
     shelf, out = tmp_path / "shelf", tmp_path / "plus"
     shutil.copytree(whole / "reward" / "training" / "seed-0", shelf / "qmix-plus")
     shutil.copytree(whole, out)
-    monkeypatch.setattr("fedfade.agents.policy._shelf", lambda: shelf)
+    monkeypatch.setattr("fedfade.agents.trained._shelf", lambda: shelf)
     for part, table in (("accuracy", "final.csv"), ("regimes", "uploads.csv")):
         answer = fedfade("reproduce", part, "--scale", "small", "--out", out, *SETTINGS)
         assert answer.code == 0, answer.err
@@ -446,14 +446,13 @@ def test_a_point_of_a_sweep(whole: Path, tmp_path: Path) -> None:
     path = tmp_path / "sweep.yaml"
     path.write_text("command: reproduce\npreset: paper\ngrid: {cell.placement: [ring, waypoint]}\n")
     assert len(load_sweep(path).points) == 2
-    kind = KINDS["reproduce"]
+    command = SWEEP_COMMANDS.make("reproduce")
     base = load_config("paper", [*SCALES["small"].overrides, *MICRO, "run.seeds=1"])
     out, told = tmp_path / "point", []
-    assert not kind.finished(base, out)
-    kind.run(base, out, lambda done, total: told.append((done, total)))
+    assert command.lines(base, out) is None
+    command.run(base, out, lambda done, total: told.append((done, total)))
     assert told == [(done, len(PARTS)) for done in range(len(PARTS))]
-    assert kind.finished(base, out)
-    lines = kind.lines(base, out)
+    lines = command.lines(base, out)
     assert [line["policy"] for line in lines][-2:] == ["qmix", "perfect"]
     one = matching(read_table(whole / "accuracy" / "final.csv"), seed=1000, policy="perfect")
     assert lines[-1]["accuracy"] == one[2]["accuracy"]  # alpha 0.5, 21 clusters

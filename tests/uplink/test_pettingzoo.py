@@ -1,5 +1,7 @@
 """PettingZoo's own tests on the environment, and the ones they leave out."""
 
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -24,13 +26,12 @@ from fedfade.uplink import (
     Action,
     Rounds,
     gradient_source,
-    parallel,
     parallel_env,
     record_gradients,
 )
 from fedfade.uplink import env as aec_env
-from fedfade.uplink.parallel import ID
-from fedfade.uplink.picture import RoundSoFar, round_so_far_figure
+from fedfade.uplink.environment import ID, UplinkEnv
+from fedfade.uplink.round_so_far import round_so_far_figure
 
 
 @pytest.fixture(autouse=True)
@@ -42,12 +43,15 @@ def _no_warnings():
         yield
 
 
-def test_the_front_door_is_the_door() -> None:
-    """PettingZoo is loaded when an environment is asked for, which then is the real one."""
-    assert uplink.parallel_env is parallel.parallel_env
-    assert uplink.env is parallel.env
-    with pytest.raises(AttributeError, match="no attribute 'serial_env'"):
-        uplink.serial_env  # noqa: B018
+def test_the_front_door_does_without_pettingzoo() -> None:
+    """It is loaded when an environment is asked for, and its absence is told then."""
+    code = (
+        "import sys; sys.modules |= {'pettingzoo': None, 'gymnasium': None}\n"
+        "from fedfade.uplink import env, parallel_env\n"
+        "try:\n    parallel_env('ring')\nexcept ImportError as error:\n    print(error.name)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() in ("gymnasium", "pettingzoo")
 
 
 def test_parallel_api() -> None:
@@ -154,7 +158,7 @@ def test_spaces_are_finite_and_one_object_each() -> None:
     assert env.action_space("client_0").n == 16
 
 
-def learning_env(episodes_per_round: int) -> parallel.UplinkEnv:
+def learning_env(episodes_per_round: int) -> UplinkEnv:
     """Two slots, real federated rounds, and so little to send that a slot or two are enough."""
     return parallel_env(
         "small-cell",
@@ -262,7 +266,8 @@ def test_a_configuration_instead_of_a_preset() -> None:
 
 def test_the_picture_says_what_it_shows() -> None:
     """A client that has sent half has delivered nothing."""
-    axes = round_so_far_figure(RoundSoFar(clients=3, bands=2, slots=4)).axes
+    nothing = np.zeros((4, 2, 3), dtype=np.float32)  # [slot, band, client]
+    axes = round_so_far_figure(nothing, nothing[0, 0], slot=0).axes
     assert axes[1].get_xlabel() == "share sent"
 
 

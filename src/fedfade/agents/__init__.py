@@ -1,31 +1,25 @@
 """QMIX agents: networks, replay, learner, trainer, and the trained agents as a policy."""
 
+from fedfade.agents.checkpoint import (
+    Checkpoint,
+    check_same_training,
+    has_checkpoint,
+    load_checkpoint,
+    trained_folders,
+)
 from fedfade.agents.learner import Learner
 from fedfade.agents.networks import AgentNetworks, MonotonicMixer
-from fedfade.agents.policy import (
+from fedfade.agents.run import save, saved_curve, seed_folder, train, with_seed
+from fedfade.agents.scalars import tensorboard_installed
+from fedfade.agents.trained import (
     ClientNetwork,
     QmixPolicy,
+    agents_folder,
     load_policy_checkpoint,
     load_shipped_policy,
+    scope_of,
     shipped_policies,
     shipped_policies_for,
     trained_agents,
 )
-from fedfade.agents.run import train
 from fedfade.agents.trainer import Report, Trainer
-
-__all__ = [
-    "AgentNetworks",
-    "ClientNetwork",
-    "Learner",
-    "MonotonicMixer",
-    "QmixPolicy",
-    "Report",
-    "Trainer",
-    "load_policy_checkpoint",
-    "load_shipped_policy",
-    "shipped_policies",
-    "shipped_policies_for",
-    "train",
-    "trained_agents",
-]

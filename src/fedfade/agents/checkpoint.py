@@ -8,16 +8,16 @@ The tensor files are complete on disk before `checkpoint.json` names them, and t
 afterwards, so whenever the process dies there is one whole checkpoint.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
-import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as dump_tensors
@@ -31,6 +31,8 @@ FORMAT = "fedfade qmix checkpoint"
 VERSION = 2
 INDEX = "checkpoint.json"
 
+# Agents shipped with the package observe what they were trained on, whatever others observe.
+_OBSERVED = ("allocation.observe", "allocation.hide", "allocation.csi_delay_slots")
 # Agents act in another scenario only where what they see and do means the same there.
 _MEANING = (
     "learning.clients",
@@ -40,12 +42,8 @@ _MEANING = (
     "radio.slots",
     "radio.slot_s",
     "radio.power_levels_dbm",
-    "allocation.observe",
-    "allocation.hide",
-    "allocation.csi_delay_slots",
+    *_OBSERVED,
 )
-# Agents shipped with the package observe what they were trained on, whatever others observe.
-_OBSERVED = ("allocation.observe", "allocation.hide", "allocation.csi_delay_slots")
 # What may change between a training and its continuation.
 _FREE = (
     "run.device",
@@ -56,6 +54,19 @@ _FREE = (
     "allocation.policies",
     "qmix.episodes",
 )
+
+_Count = Annotated[int, Field(ge=0, lt=2**40)]
+_Word = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]  # no name that leads out of the folder
+_File = Annotated[dict[Literal["name", "sha256"], _Word], Field(min_length=2)]
+
+
+class _Index(BaseModel):
+    """What `checkpoint.json` must say besides format, version and configuration."""
+
+    model_config = ConfigDict(strict=True)
+    batch: _Count
+    episodes: _Count
+    files: Annotated[dict[Literal["agents", "training"], _File], Field(min_length=2)]
 
 
 @dataclass(frozen=True)
@@ -143,30 +154,14 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         raise UserError(
             f"{str(path)!r} has version {index.get('version')}: this fedfade reads {VERSION}."
         )
-    counts = [index.get("batch"), index.get("episodes")]
-    if not (all(map(_is_count, counts)) and _are_files(index.get("files"))):
-        raise UserError(f"{str(path)!r} was changed by hand: batch, episodes or files are wrong.")
-    config = config_from_tree(index.get("config"))
+    try:
+        _Index.model_validate(index)
+    except ValidationError:
+        raise UserError(
+            f"{str(path)!r} was changed by hand: batch, episodes or files are wrong."
+        ) from None
+    config = config_from_tree(index.get("config"), stored=True)
     return Checkpoint(folder, config, index["batch"], index["episodes"], index["files"])
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40
-
-
-def _are_files(files: Any) -> bool:
-    """Two names, none of which leads out of the folder."""
-    if not isinstance(files, dict) or set(files) != {"agents", "training"}:
-        return False
-    for entry in files.values():
-        if not isinstance(entry, dict) or set(entry) != {"name", "sha256"}:
-            return False
-        name = entry["name"]
-        if not isinstance(name, str) or Path(name).name != name or name.startswith("."):
-            return False
-        if not isinstance(entry["sha256"], str):
-            return False
-    return True
 
 
 def check_same_training(checkpoint: Checkpoint, config: Config) -> None:
@@ -182,40 +177,27 @@ def check_same_meaning(
     _refuse(checkpoint, config, [field for field in found if field in _MEANING])
 
 
-def _refuse(checkpoint: Checkpoint, config: Config, fields: list[str]) -> None:
+def _refuse(checkpoint: Checkpoint, config: Config, fields: Sequence[str]) -> None:
     if not fields:
         return
-    field = fields[0]
+    value = attrgetter(fields[0])
     more = f" (and {len(fields) - 1} more: {', '.join(fields[1:4])})" if fields[1:] else ""
     raise UserError(
-        f"the checkpoint in {str(checkpoint.folder)!r} is from another scenario: {field} is "
-        f"{_value(checkpoint.config, field)} there and {_value(config, field)} here{more}."
+        f"the checkpoint in {str(checkpoint.folder)!r} is from another scenario: {fields[0]} is "
+        f"{value(checkpoint.config)} there and {value(config)} here{more}."
     )
 
 
-def _value(config: Config, field: str) -> object:
-    found: Any = config
-    for part in field.split("."):
-        found = getattr(found, part)
-    return found
-
-
 def check_shapes(folder: Path, found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
-    """Refuse tensors that are missing, of another shape, or not finite."""
+    """Refuse tensors that are missing, of another shape or type, or not finite."""
     for name, tensor in wanted.items():
-        if name not in found or found[name].shape != tensor.shape:
-            shape = list(found[name].shape) if name in found else "missing"
-            raise UserError(
-                f"tensor {name!r} of the checkpoint in {str(folder)!r} is {shape}: it must be "
-                f"{list(tensor.shape)}."
-            )
-        if found[name].dtype != tensor.dtype:
-            raise UserError(
-                f"tensor {name!r} of the checkpoint in {str(folder)!r} is {found[name].dtype}: it "
-                f"must be {tensor.dtype}."
-            )
-        if not bool(torch.isfinite(found[name]).all()):
-            raise UserError(
-                f"tensor {name!r} of the checkpoint in {str(folder)!r} holds numbers that are not "
-                "finite."
-            )
+        ours, wrong = found.get(name), ""
+        if ours is None or ours.shape != tensor.shape:
+            shape = "missing" if ours is None else list(ours.shape)
+            wrong = f"is {shape}: it must be {list(tensor.shape)}"
+        elif ours.dtype != tensor.dtype:
+            wrong = f"is {ours.dtype}: it must be {tensor.dtype}"
+        elif not bool(ours.isfinite().all()):
+            wrong = "holds numbers that are not finite"
+        if wrong:
+            raise UserError(f"tensor {name!r} of the checkpoint in {str(folder)!r} {wrong}.")

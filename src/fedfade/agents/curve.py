@@ -1,25 +1,11 @@
 """The picture of a training: reward, uploads and loss against episodes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from fedfade.agents.trainer import Report
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
-MIXER_NAMES = {
-    "qmix": "QMIX",
-    "qplex": "QPLEX",
-    "vdn": "VDN",
-    "independent": "independent agents",
-}
-"""What a training is called, by its `qmix.mixer`."""
 
 
 def curve_figure(curves: Sequence[Sequence[Report]], clients: int, title: str = "") -> Figure:
@@ -27,8 +13,6 @@ def curve_figure(curves: Sequence[Sequence[Report]], clients: int, title: str = 
 
     One seed raw and smoothed; several smoothed, with their median, as far as all have come.
     """
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(8, 7), layout="constrained")
     length = min(len(curve) for curve in curves)
     table = np.array([curve[:length] for curve in curves], dtype=float)  # [seed, batch, figure]
@@ -70,7 +54,7 @@ def smoothed(values: np.ndarray) -> np.ndarray:
     >>> smoothed(np.array([1.0, 2.0, np.nan]))
     array([1., 2., 2.])
     """
-    half = max(len(values) // 100, 0)
+    half = len(values) // 100
     out = np.full(len(values), np.nan)
     for place in range(len(values)):
         window = values[max(0, place - half) : place + half + 1]

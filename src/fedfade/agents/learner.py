@@ -1,29 +1,24 @@
-"""The learning step: double-DQN targets through the mixer, RMSProp on flat parameters."""
+"""The learning step: double-DQN targets through the mixer, RMSProp on flat parameters.
 
-from __future__ import annotations
+`reference.py` has the same step without the tricks that make this one fast.
+"""
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+import copy
+from collections.abc import Sequence
+from functools import cache, partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedfade.agents.networks import AgentNetworks, make_mixer
-from fedfade.agents.replay import Batch
+from fedfade.agents.transitions import Batch
 from fedfade.config import QmixConfig
-from fedfade.graphs import SideStream, fuse
+from fedfade.graphs import SideStream, fused
 from fedfade.randomness import torch_generator
 
-RMSPROP_DECAY = 0.99
-RMSPROP_EPSILON = 1e-8
+DECAY, EPSILON = 0.99, 1e-8  # of RMSProp
 _ALIGN = 16  # floats: every parameter starts on a cache line, so products add up the same way
-
-
-class Update(NamedTuple):
-    """What an update saw."""
-
-    loss: Tensor  # [run] mean squared TD error
-    q: Tensor  # [run] mean Q_tot of the batch
 
 
 class Flat:
@@ -55,11 +50,8 @@ class Flat:
 
     def take(self, vector: Tensor, run: int) -> Tensor:
         """The part of one run, laid out as if it were alone."""
-        if self.runs == 1:
-            return vector
         parts = [view.chunk(self.runs)[run].flatten() for view in self._views(vector)]
-        padded = [nn.functional.pad(p, (0, _aligned(p.numel()) - p.numel())) for p in parts]
-        return torch.cat(padded)
+        return torch.cat([F.pad(p, (0, _aligned(p.numel()) - p.numel())) for p in parts])
 
     def put(self, vector: Tensor, run: int, alone: Tensor) -> None:
         """The reverse of `take`."""
@@ -74,28 +66,35 @@ def _aligned(count: int) -> int:
     return -(-count // _ALIGN) * _ALIGN
 
 
-class RmsProp:
-    """v <- decay v + (1 - decay) g^2;  p <- p - rate g / (sqrt(v) + epsilon)."""
+@fused
+def _rmsprop(values: Tensor, gradient: Tensor, square: Tensor, rate: float) -> None:
+    """v <- decay v + (1 - decay) g^2;  p <- p - rate g / (sqrt(v) + epsilon);  g <- 0."""
+    square.mul_(DECAY).addcmul_(gradient, gradient, value=1.0 - DECAY)
+    values.addcdiv_(gradient, square.sqrt().add_(EPSILON), value=-rate)
+    gradient.zero_()
 
-    def __init__(self, flat: Flat, rate: float) -> None:
-        self.flat = flat
-        self.rate = rate
-        self.square = torch.zeros_like(flat.values)
-        self.step = fuse(self._step, flat.values.device)
 
-    def _step(self) -> None:
-        """Apply the gradient and clear it."""
-        gradient = self.flat.gradient
-        self.square.mul_(RMSPROP_DECAY).addcmul_(gradient, gradient, value=1.0 - RMSPROP_DECAY)
-        scale = self.square.sqrt().add_(RMSPROP_EPSILON)
-        self.flat.values.addcdiv_(gradient, scale, value=-self.rate)
-        gradient.zero_()
+@fused
+def _value_of(choice: Tensor, values: Tensor) -> Tensor:
+    return values.gather(-1, choice[..., None]).squeeze(-1)
+
+
+class _Room:
+    """Memory of one batch size: what the backward pass needs, and what is soon forgotten."""
+
+    def __init__(self, agents: AgentNetworks, batch: int) -> None:
+        self.kept, self.spare = agents.make_room(batch), agents.make_room(batch)
+        # Side by side two passes need two rooms; in turn the second finds the first's in cache,
+        # but for the values, which are used together.
+        self.target = agents.make_room(batch)
+        if self.target[0].device.type == "cpu":
+            self.target[:-1] = self.spare[:-1]
 
 
 class Learner:
     """Online and target networks of every run, and how the online ones learn.
 
-    Nothing here knows of slots or sub-bands: agents, observations, a state, actions. Runs, one a
+    Nothing here knows of slots or sub-bands: agents, observations, a state, actions. Runs, one per
     seed, lie side by side and share nothing: the loss is a sum over runs.
     """
 
@@ -110,55 +109,31 @@ class Learner:
         device: torch.device | str = "cpu",
         preference: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        self.config = config
-        self.preference = preference
-        self.runs = len(seeds)
-        self.agents = self._networks(agents, width, actions, seeds).to(device)
-        self.mixer = self._mixer(agents, state_width, actions, seeds).to(device)
-        self.target_agents = self._networks(agents, width, actions, seeds).to(device)
-        self.target_mixer = self._mixer(agents, state_width, actions, seeds).to(device)
+        self.config, self.runs = config, len(seeds)
+        first, second = (
+            [torch_generator(seed, purpose) for seed in seeds]
+            for purpose in ("agent networks", "mixer")
+        )
+        options = (config.share_parameters, config.dueling, preference)
+        self.agents = AgentNetworks(agents, width, config.hidden, actions, first, *options)
+        self.mixer = make_mixer(config, agents, state_width, actions, second)
+        self.agents.to(device), self.mixer.to(device)
+        self.target_agents, self.target_mixer = copy.deepcopy((self.agents, self.mixer))
         self._online = (Flat(self.agents, self.runs), Flat(self.mixer, self.runs))
         self._target = (Flat(self.target_agents, self.runs), Flat(self.target_mixer, self.runs))
-        self._rooms: dict[int, _Room] = {}
-        rates = (config.agent_rate, config.mixer_rate)
-        self.optimisers = [RmsProp(f, r) for f, r in zip(self._online, rates, strict=True)]
-        # Matrix products stay library calls; the small operations between them are fused.
+        self._square = [torch.zeros_like(flat.values) for flat in self._online]
+        self._room = cache(partial(_Room, self.agents))
         place = self._online[0].values.device
         self._side = [SideStream(place), SideStream(place)]
-        self._bootstrap = fuse(self._target_value, place)
-        self._loss = fuse(self._mixed_loss, place)
-        self._chosen = fuse(_value_of_choice, place)
 
-    def _networks(
-        self, agents: int, width: int, actions: int, seeds: Sequence[int]
-    ) -> AgentNetworks:
-        generators = [torch_generator(seed, "agent networks") for seed in seeds]
-        config = self.config
-        return AgentNetworks(
-            agents,
-            width,
-            config.hidden,
-            actions,
-            generators,
-            config.share_parameters,
-            config.dueling,
-            self.preference,
-        )
-
-    def _mixer(
-        self, agents: int, state_width: int, actions: int, seeds: Sequence[int]
-    ) -> nn.Module:
-        generators = [torch_generator(seed, "mixer") for seed in seeds]
-        return make_mixer(self.config, agents, state_width, actions, generators)
-
-    def _room(self, batch: int) -> _Room:
-        if batch not in self._rooms:
-            self._rooms[batch] = _Room(self.agents, batch)
-        return self._rooms[batch]
+    # Matrix products stay library calls; the small operations between them are fused.
 
     @torch.no_grad()
     def target(self, batch: Batch) -> Tensor:
-        """y = r + gamma Q_tot(z', a', s'; target), a' the online choice: [run, k, batch]."""
+        """y = r + gamma Q_tot(z', a', s'; target) (paper: eq. 35): [run, k, batch].
+
+        The online networks choose a'. Without a mixer k is the agent, else there is one.
+        """
         room = self._room(batch.reward.shape[-1])
         with self._side[0].work():
             values = self.target_agents.layers(batch.next_observation, room.target)[-1]
@@ -166,29 +141,33 @@ class Learner:
         self._side[0].join()
         return self._bootstrap(values, online, batch)
 
-    def _target_value(self, values: Tensor, online: Tensor, batch: Batch) -> Tensor:
+    @fused
+    def _bootstrap(self, values: Tensor, online: Tensor, batch: Batch) -> Tensor:
         best = self.agents.choose(batch.next_observation, online)
         value = values.gather(-1, best[..., None]).squeeze(-1)
         following: Tensor = self.target_mixer(value, batch.next_state, values, best)
         return batch.reward[:, None] + batch.discount[:, None] * following
 
-    def update(self, batch: Batch) -> Update:
-        """One step on the squared TD error of a batch (paper: eq. 34)."""
+    def update(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """One step on the squared TD error of a batch (paper: eq. 34); its mean, and that of Q_tot:
+        [run]."""
         room = self._room(batch.reward.shape[-1])
         with torch.no_grad(), self._side[1].work():
             tape = self.agents.layers(batch.observation, room.kept)
         target = self.target(batch)
         self._side[1].join()
-        q = self._chosen(tape[-1], batch.choice).requires_grad_()
+        q = _value_of(batch.choice, tape[-1]).requires_grad_()
         loss, total = self._loss(q, batch, tape[-1], target)
         loss.sum().backward()  # type: ignore[no-untyped-call]
         assert q.grad is not None
         self.agents.backward(tape, batch.choice, q.grad, room.spare, self._side[0])
-        for optimiser in self.optimisers:
-            optimiser.step()
-        return Update(loss.detach(), total)
+        rates = (self.config.agent_rate, self.config.mixer_rate)
+        for flat, square, rate in zip(self._online, self._square, rates, strict=True):
+            _rmsprop(flat.values, flat.gradient, square, rate)
+        return loss.detach(), total
 
-    def _mixed_loss(
+    @fused
+    def _loss(
         self, q: Tensor, batch: Batch, values: Tensor, target: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Mean squared TD error and mean Q_tot of chosen values q [run x agent, batch]: [run]."""
@@ -219,33 +198,10 @@ class Learner:
         return {name: value.chunk(self.runs)[run] for name, value in parameters.items()}
 
     def _parts(self) -> dict[str, tuple[Flat, Tensor]]:
-        parts = {
-            "online": (self._online[0], self._online[0].values),
-            "online mixer": (self._online[1], self._online[1].values),
-            "target": (self._target[0], self._target[0].values),
-            "target mixer": (self._target[1], self._target[1].values),
-            "square": (self._online[0], self.optimisers[0].square),
-            "square mixer": (self._online[1], self.optimisers[1].square),
-        }
+        parts = {}
+        for place, name in enumerate(("", " mixer")):
+            online, target = self._online[place], self._target[place]
+            parts[f"online{name}"] = (online, online.values)
+            parts[f"target{name}"] = (target, target.values)
+            parts[f"square{name}"] = (online, self._square[place])
         return {name: part for name, part in parts.items() if part[1].numel()}
-
-
-def _value_of_choice(values: Tensor, choice: Tensor) -> Tensor:
-    return values.gather(-1, choice[..., None]).squeeze(-1)
-
-
-class _Room:
-    """Memory of one batch size: what the backward pass needs, and what is soon forgotten."""
-
-    def __init__(self, agents: AgentNetworks, batch: int) -> None:
-        self.kept, self.spare = agents.make_room(batch), agents.make_room(batch)
-        # Side by side two passes need two rooms; in turn the second finds the first's in cache,
-        # but for the values, which are used together.
-        self.target = agents.make_room(batch)
-        if self.target[0].device.type == "cpu":
-            self.target[:-1] = self.spare[:-1]
-
-
-def finite(values: Iterable[Tensor]) -> bool:
-    """Whether every number is finite (waits for the device)."""
-    return all(bool(torch.isfinite(value).all()) for value in values)

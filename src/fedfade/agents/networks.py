@@ -1,15 +1,12 @@
-"""The networks of QMIX: one small MLP an agent, and what combines their values.
+"""The networks of QMIX: one small MLP per agent, and what combines their values.
 
 All agents of all runs are computed at once: their weights are stacked, [run x agent, in, out], and
 a layer is one batched matrix product over [run x agent, batch, features]. A run is one training
 seed; runs share no number.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
-from functools import cache
 from itertools import pairwise
 
 import torch
@@ -17,7 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedfade.config import QmixConfig
-from fedfade.graphs import SideStream, fuse
+from fedfade.graphs import SideStream, fused
+
+Tensors = list[Tensor]  # one per layer
+Generators = Sequence[torch.Generator]  # of initial weights, one per run
 
 
 class AgentNetworks(nn.Module):
@@ -43,38 +43,31 @@ class AgentNetworks(nn.Module):
         width: int,
         hidden: Sequence[int],
         actions: int,
-        generators: Sequence[torch.Generator],
+        generators: Generators,
         share: bool = False,
         dueling: bool = False,
         preference: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self.dueling = dueling
+        self.agents, self.runs, self.width = agents, len(generators), width
+        self.share, self.dueling = share, dueling
         matrix, vector = preference or (None, None)
         self.register_buffer("prefer", matrix, persistent=False)
         self.register_buffer("prefer_bias", vector, persistent=False)
-        self.agents = agents
-        self.runs = len(generators)
-        self.share = share
-        self.width = width
         self.sizes = [width + agents if share else width, *hidden, actions + dueling]
         """Features between the layers; the weights have room for more, see `padded`."""
         copies = 1 if share else agents
-        self.weights = nn.ParameterList()
-        self.biases = nn.ParameterList()
+        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for layer, (fan_in, fan_out) in enumerate(pairwise(self.sizes)):
-            bound = 1.0 / math.sqrt(fan_in)  # as torch.nn.Linear
-            weight = _uniform((copies, fan_in, fan_out), bound, generators)
-            bias = _uniform((copies, 1, fan_out), bound, generators)
+            weight = _initial((copies, fan_in, fan_out), fan_in, generators)
+            bias = _initial((copies, 1, fan_out), fan_in, generators)
             more = padded(fan_out) - fan_out if layer < len(hidden) else 0
             rows = padded(fan_in) - fan_in
-            self.weights.append(nn.Parameter(F.pad(weight.detach(), (0, more, 0, rows))))
-            self.biases.append(nn.Parameter(F.pad(bias.detach(), (0, more))))
-
+            self.weights.append(nn.Parameter(F.pad(weight, (0, more, 0, rows))))
+            self.biases.append(nn.Parameter(F.pad(bias, (0, more))))
         if dueling:
-            with torch.no_grad():
-                self.weights[-1].zero_()
-                self.biases[-1].zero_()
+            nn.init.zeros_(self.weights[-1])
+            nn.init.zeros_(self.biases[-1])
 
     def forward(self, observation: Tensor) -> Tensor:
         """Values of every action for every agent."""
@@ -86,7 +79,7 @@ class AgentNetworks(nn.Module):
             values = values + (observation[..., : self.width] @ self.prefer + self.prefer_bias)
         return values.argmax(-1)
 
-    def layers(self, observation: Tensor, room: list[Tensor] | None = None) -> list[Tensor]:
+    def layers(self, observation: Tensor, room: Tensors | None = None) -> Tensors:
         """What each layer reads, and at the end the values: what `backward` needs.
 
         `room` (from `make_room`) is written to instead of new memory; not under autograd.
@@ -95,17 +88,16 @@ class AgentNetworks(nn.Module):
         missing = self.weights[0].shape[1] - x.shape[-1]
         tape = [F.pad(x, (0, missing)) if missing else x]
         last = len(self.weights) - 1
-        finish = _finish_layer(x.device)
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             out = None if room is None else room[layer]
-            tape.append(finish(torch.bmm(tape[-1], weight, out=out), bias, layer < last))
+            tape.append(_finish_layer(torch.bmm(tape[-1], weight, out=out), bias, layer < last))
         if self.share:
             tape[-1] = tape[-1].view(self.runs * self.agents, -1, tape[-1].shape[-1])
         if self.dueling:
             tape[-1] = tape[-1][..., :-1] + tape[-1][..., -1:]
         return tape
 
-    def make_room(self, batch: int) -> list[Tensor]:
+    def make_room(self, batch: int) -> Tensors:
         """Memory for the outputs of all layers. Getting 40 MB from the system and giving it back
         in every update costs as much as a matrix product."""
         rows = batch * self.agents if self.share else batch
@@ -113,21 +105,15 @@ class AgentNetworks(nn.Module):
 
     @torch.no_grad()
     def backward(
-        self,
-        tape: list[Tensor],
-        choice: Tensor,
-        slope: Tensor,
-        room: list[Tensor],
-        side: SideStream,
+        self, tape: Tensors, choice: Tensor, slope: Tensor, room: Tensors, side: SideStream
     ) -> None:
         """Write the gradient of every parameter from d loss / d Q(chosen): [run x agent, batch].
 
         By hand, because autograd would spend a tenth of an update on copies between the matrix
-        products; the tests compare it with autograd. A layer's parameters wait for nobody, so
-        their gradients are worked out beside the way down.
+        products; the tests hold it to the reference, which uses autograd. Nothing waits for the
+        gradients of a layer's parameters, so they are worked out beside the way down.
         """
-        spread, add_up = _spread(slope.device), _add_up(slope.device)
-        g = spread(slope, choice, self.sizes[-1] - self.dueling)
+        g = _spread(slope, choice, self.sizes[-1] - self.dueling)
         g = torch.cat([g, slope[..., None]], dim=-1) if self.dueling else g
         g = g.view(self.runs, -1, g.shape[-1]) if self.share else g
         for layer in reversed(range(len(self.weights))):
@@ -135,7 +121,7 @@ class AgentNetworks(nn.Module):
             assert bias.grad is not None
             with side.work():
                 torch.bmm(x.mT, g, out=weight.grad)
-                add_up(g, bias.grad)
+                _add_up(g, bias.grad)
             if layer:
                 g = torch.bmm(g, weight.mT, out=room[layer - 1])
                 torch.ops.aten.threshold_backward.grad_input(g, x, 0, grad_input=g)
@@ -153,23 +139,21 @@ class AgentNetworks(nn.Module):
 # The operations between the matrix products, each one kernel on CUDA.
 
 
-def _bias_and_relu(x: Tensor, bias: Tensor, relu: bool) -> Tensor:
+@fused
+def _finish_layer(x: Tensor, bias: Tensor, relu: bool) -> Tensor:
     x = x.add_(bias)
     return x.relu_() if relu else x
 
 
-def _to_choices(slope: Tensor, choice: Tensor, actions: int) -> Tensor:
+@fused
+def _spread(slope: Tensor, choice: Tensor, actions: int) -> Tensor:
     action = torch.arange(actions, device=slope.device)
     return torch.where(choice[..., None] == action, slope[..., None], 0.0)
 
 
-def _sum_over_batch(g: Tensor, out: Tensor) -> None:
+@fused
+def _add_up(g: Tensor, out: Tensor) -> None:
     out.copy_(g.sum(1, keepdim=True))
-
-
-_finish_layer = cache(lambda device: fuse(_bias_and_relu, device))
-_spread = cache(lambda device: fuse(_to_choices, device))
-_add_up = cache(lambda device: fuse(_sum_over_batch, device))
 
 
 def padded(count: int) -> int:
@@ -179,14 +163,13 @@ def padded(count: int) -> int:
 
 
 class StackedLinear(nn.Module):
-    """One linear layer a run: [run, batch, in] -> [run, batch, out]."""
+    """One linear layer per run: [run, batch, in] -> [run, batch, out]."""
 
-    def __init__(self, fan_in: int, fan_out: int, generators: Sequence[torch.Generator]) -> None:
+    def __init__(self, fan_in: int, fan_out: int, generators: Generators) -> None:
         super().__init__()
-        bound = 1.0 / math.sqrt(fan_in)  # as torch.nn.Linear
-        weight = _uniform((1, fan_out, fan_in), bound, generators)
-        self.weight = nn.Parameter(weight.detach().mT.contiguous())
-        self.bias = _uniform((1, 1, fan_out), bound, generators)
+        weight = _initial((1, fan_out, fan_in), fan_in, generators)
+        self.weight = nn.Parameter(weight.mT.contiguous())
+        self.bias = nn.Parameter(_initial((1, 1, fan_out), fan_in, generators))
 
     def forward(self, x: Tensor) -> Tensor:
         """x W + b."""
@@ -196,21 +179,15 @@ class StackedLinear(nn.Module):
 class MonotonicMixer(nn.Module):
     """Q_tot from Q_1 ... Q_N with weights made from the state, none of them negative.
 
-    QMIX (Rashid et al. 2018): two layers, ELU between, the last bias a small network of the
-    state. The hypernetworks' first layers read the same state and are one matrix.
+    QMIX (Rashid et al. 2018; paper: eq. 33): two layers, ELU between, the last bias a small network
+    of the state. The first layers of the hypernetworks read the same state and are one matrix.
     """
 
     def __init__(
-        self,
-        agents: int,
-        state: int,
-        width: int,
-        hypernet: int,
-        generators: Sequence[torch.Generator],
+        self, agents: int, state: int, width: int, hypernet: int, generators: Generators
     ) -> None:
         super().__init__()
-        self.agents = agents
-        self.width = width
+        self.agents, self.width = agents, width
         self.enter = StackedLinear(state, 2 * hypernet + 2 * width, generators)
         self.first = StackedLinear(hypernet, agents * width, generators)  # weights of layer 1
         self.second = StackedLinear(hypernet, width, generators)  # weights of layer 2
@@ -238,19 +215,14 @@ class DuplexMixer(nn.Module):
     """QPLEX (Wang et al. 2021): any Q_tot whose best joint action is everybody's own best one.
 
     Q_tot = b(s) + sum of w_n(s) max Q_n + sum of lambda_n(s, a) w_n(s) (Q_n - max Q_n), where no w
-    and no lambda is negative. Who takes its best action adds nothing to the second sum, all others
-    take away, by as much as the joint action says. As in its authors' code, agents learn as if
-    every lambda were 1, which is VDN and where training starts; what a sum cannot say is left to
-    lambda. It is one network of state and joint action in place of their attention heads.
+    and no lambda is negative. An agent that takes its best action adds nothing to the second sum;
+    any other takes away, by as much as the joint action says. As in its authors' code, agents learn
+    as if every lambda were 1, which is VDN and where training starts; what a sum cannot say is left
+    to lambda. It is one network of state and joint action in place of their attention heads.
     """
 
     def __init__(
-        self,
-        agents: int,
-        state: int,
-        actions: int,
-        hypernet: int,
-        generators: Sequence[torch.Generator],
+        self, agents: int, state: int, actions: int, hypernet: int, generators: Generators
     ) -> None:
         super().__init__()
         self.actions = actions
@@ -286,27 +258,21 @@ def _positive(x: Tensor) -> Tensor:
 
 
 class SumMixer(nn.Module):
-    """VDN: Q_tot is the sum."""
+    """VDN: Q_tot [run, 1, batch] is the sum."""
 
-    def forward(self, q: Tensor, state: Tensor, values: Tensor, choice: Tensor) -> Tensor:
-        """q [run x agent, batch] -> [run, 1, batch]."""
+    def forward(self, q: Tensor, state: Tensor, *_: Tensor) -> Tensor:
         return _by_run(q, state).sum(1, keepdim=True)
 
 
 class NoMixer(nn.Module):
-    """Independent DQN: every agent learns from the common reward by itself."""
+    """Independent DQN: every agent learns from the common reward by itself: [run, agent, batch]."""
 
-    def forward(self, q: Tensor, state: Tensor, values: Tensor, choice: Tensor) -> Tensor:
-        """q [run x agent, batch] -> [run, agent, batch]."""
+    def forward(self, q: Tensor, state: Tensor, *_: Tensor) -> Tensor:
         return _by_run(q, state)
 
 
 def make_mixer(
-    config: QmixConfig,
-    agents: int,
-    state: int,
-    actions: int,
-    generators: Sequence[torch.Generator],
+    config: QmixConfig, agents: int, state: int, actions: int, generators: Generators
 ) -> nn.Module:
     """The mixer `qmix.mixer` names: (values of the actions taken, state, values of all actions,
     actions taken) to Q_tot."""
@@ -319,9 +285,8 @@ def make_mixer(
     return MonotonicMixer(agents, state, config.mixing_width, config.hypernet_width, generators)
 
 
-def _uniform(
-    shape: Sequence[int], bound: float, generators: Sequence[torch.Generator]
-) -> nn.Parameter:
-    """One block of `shape` a run, each from the run's own generator: [run x shape[0], ...]."""
-    blocks = [torch.empty(*shape).uniform_(-bound, bound, generator=g) for g in generators]
-    return nn.Parameter(torch.cat(blocks))
+def _initial(shape: Sequence[int], fan_in: int, generators: Generators) -> Tensor:
+    """Weights as torch.nn.Linear has them, a block of `shape` from the generator of each run:
+    [run x shape[0], ...]."""
+    bound = 1.0 / math.sqrt(fan_in)
+    return torch.cat([torch.empty(*shape).uniform_(-bound, bound, generator=g) for g in generators])

@@ -4,54 +4,37 @@ All that a slot needs is laid out before the first one, so a slot is a fixed cha
 operations on fixed buffers: nothing waits for the device and the chain can be captured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from fedfade import uplink
 from fedfade.agents.networks import AgentNetworks, padded
-from fedfade.agents.replay import Replay
+from fedfade.agents.transitions import ReplayMemory
 from fedfade.config import QmixConfig
-from fedfade.graphs import fuse, record
+from fedfade.graphs import fused, record
 from fedfade.randomness import fold, integers, streams, uniform
-from fedfade.uplink import (
-    Progress,
-    Round,
-    Scenario,
-    decode_action,
-    fill_observation,
-    fill_state,
-    normalised_inner,
-    observation_width,
-    play_slot,
-    slot_reward,
-    state_width,
-    static_observation,
-)
 
 
 class Rollout:
     """The episodes being played; `begin` a round, then `step` once a slot."""
 
     def __init__(
-        self, scenario: Scenario, episodes: int, seeds: Sequence[int], shaping: QmixConfig
+        self, scenario: uplink.Scenario, episodes: int, seeds: Sequence[int], shaping: QmixConfig
     ) -> None:
-        self._shaping = shaping
-        slots, clients, device = scenario.slots, scenario.clients, scenario.device
-        width = observation_width(scenario)
-        self.scenario = scenario
+        self.scenario, self.device, self._shaping = scenario, scenario.device, shaping
         self.episodes = episodes  # of a run; the uplink plays those of all runs in one batch
         self.runs = len(seeds)
+        slots, clients, device = scenario.slots, scenario.clients, scenario.device
         played, agents = self.runs * episodes, self.runs * clients
+        self._width = width = uplink.observation_width(scenario)
         self._static = torch.zeros(slots, clients, played, width, device=device)
-        self._state = torch.zeros(slots, played, state_width(scenario), device=device)
+        self._state = torch.zeros(slots, played, uplink.state_width(scenario), device=device)
         self._gain = torch.zeros(slots, played, clients, scenario.bands, device=device)
         self._inner = torch.zeros(played, clients, clients, device=device)
         self._explores = torch.zeros(slots, agents, episodes, dtype=torch.bool, device=device)
         self._random = torch.zeros(slots, agents, episodes, dtype=torch.int64, device=device)
-        self._width = width
         self._seen = torch.zeros(agents, episodes, padded(width), device=device)
         self._slots = torch.arange(slots, device=device)
         self._keys = streams(seeds, "exploration", device=device)  # [run]
@@ -61,17 +44,19 @@ class Rollout:
         self._batch = torch.zeros((), dtype=torch.int64, device=device)
         self._epsilon = torch.zeros((), device=device)
         self._explore = record(self._draw_exploration, [self._explores, self._random], device)
-        self._lay_out = fuse(self._write_round, device)
-        self._advance = fuse(self._play_slot, device)
 
     @property
     def delivered(self) -> Tensor:
         """Who has nothing left to send: [run, episode, client]."""
-        done = self.remaining_bits <= 0
-        return done.view(self.runs, self.episodes, -1)
+        return (self.remaining_bits <= 0).view(self.runs, self.episodes, -1)
 
     def begin(
-        self, round_: Round, epsilon: float, batch: int, replay: Replay, payload: float = 1.0
+        self,
+        round_: uplink.Round,
+        epsilon: float,
+        batch: int,
+        replay: ReplayMemory,
+        payload: float = 1.0,
     ) -> None:
         """Lay out a round: observations, gains, and the random choices of all slots.
 
@@ -86,13 +71,14 @@ class Rollout:
         self.returns.zero_()
         self._look(replay)
 
-    def _write_round(self, round_: Round) -> None:
-        static = static_observation(self.scenario, round_)
+    @fused
+    def _lay_out(self, round_: uplink.Round) -> None:
+        static = uplink.static_observation(self.scenario, round_)
         self._static.copy_(static.observation)
         self._state.copy_(static.state)
         gain = round_.alpha[:, None, :, None] * round_.fading  # H = alpha h (paper: eq. 9)
         self._gain.copy_(gain.transpose(0, 1))
-        self._inner.copy_(normalised_inner(round_.inner))
+        self._inner.copy_(uplink.normalised_inner(round_.inner))
 
     def _draw_exploration(self) -> None:
         keys = fold(fold(self._keys, self._batch), self._slots[:, None])  # [slot, run]
@@ -103,26 +89,28 @@ class Rollout:
         self._random.copy_(choice.flatten(1, 2))
 
     @torch.no_grad()
-    def step(self, agents: AgentNetworks, replay: Replay) -> None:
+    def step(self, agents: AgentNetworks, replay: ReplayMemory) -> None:
         """Every agent observes and acts, everybody sends, the transition is stored."""
-        self._advance(agents, agents(self._seen), replay)
+        self._play_slot(agents, agents(self._seen), replay)
 
-    def _play_slot(self, agents: AgentNetworks, values: Tensor, replay: Replay) -> None:
+    @fused
+    def _play_slot(self, agents: AgentNetworks, values: Tensor, replay: ReplayMemory) -> None:
         """What follows from the agents' values [run x client, episode, action]."""
         greedy = agents.choose(self._seen, values)
         choice = torch.where(self._now(self._explores), self._now(self._random), greedy)
-        before = Progress(self.remaining_bits)
-        action = decode_action(self.scenario, self._by_episode(choice))
-        after, result = play_slot(self.scenario, before, self._now(self._gain), action)
-        reward = slot_reward(self.scenario, self._inner, before, after, result)
+        before = uplink.Progress(self.remaining_bits)
+        by_episode = choice.view(self.runs, -1, self.episodes).mT.flatten(0, 1)  # [played, client]
+        action = uplink.decode_action(self.scenario, by_episode)
+        after, result = uplink.play_slot(self.scenario, before, self._now(self._gain), action)
+        reward = uplink.slot_reward(self.scenario, self._inner, before, after, result)
         self.returns.add_(reward.view(self.runs, self.episodes))
-        reward = reward + self._advance_pay(before, after)
+        reward = reward + self._advance(before, after)
         replay.act(choice, reward.view(self.runs, self.episodes))
         self.remaining_bits.copy_(after.remaining_bits)
         self.slot.add_(1)
         self._look(replay)
 
-    def _advance_pay(self, before: Progress, after: Progress) -> Tensor:
+    def _advance(self, before: uplink.Progress, after: uplink.Progress) -> Tensor:
         """Potential-based reward (Ng et al. 1999): gamma phi(after) - phi(before), phi the
         payload shares of those who have not finished, and 0 after the deadline: [episode]."""
         if not self._shaping.advance:
@@ -134,29 +122,20 @@ class Rollout:
         goes_on = self.slot < self.scenario.slots - 1
         return self._shaping.advance * (self._shaping.gamma * shares[1] * goes_on - shares[0])
 
-    def _look(self, replay: Replay) -> None:
+    def _look(self, replay: ReplayMemory) -> None:
         """Observe the slot that begins. After the last there is none: what is written then is
         never bootstrapped from, and overwritten when the next round begins."""
-        progress = Progress(self.remaining_bits)
-        seen = fill_observation(self.scenario, self._now(self._static), progress)
+        progress = uplink.Progress(self.remaining_bits)
+        seen = uplink.fill_observation(self.scenario, self._now(self._static), progress)
         seen = seen.view(len(seen), self.runs, self.episodes, -1).transpose(0, 1)
         self._seen[..., : self._width] = seen.flatten(0, 1)
-        state = fill_state(self.scenario, self._now(self._state), progress)
+        state = uplink.fill_state(self.scenario, self._now(self._state), progress)
         replay.see(self.slot, self._seen, state.view(self.runs, self.episodes, -1))
-
-    def _by_episode(self, of_agent: Tensor) -> Tensor:
-        """[run x client, episode] -> [run x episode, client]."""
-        return of_agent.view(self.runs, -1, self.episodes).mT.flatten(0, 1)
 
     def _now(self, by_slot: Tensor) -> Tensor:
         """The row of the current slot, as a copy."""
         return by_slot.index_select(0, self.slot.clamp(max=self.scenario.slots - 1))[0]
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> list[Tensor]:
         """What a step changes."""
-        return {
-            "slot": self.slot,
-            "remaining_bits": self.remaining_bits,
-            "returns": self.returns,
-            "seen": self._seen,
-        }
+        return [self.slot, self.remaining_bits, self.returns, self._seen]

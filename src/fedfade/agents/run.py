@@ -1,10 +1,9 @@
-"""A training in a folder: continue where it stopped, report, keep checkpoints, draw the curve."""
-
-from __future__ import annotations
+"""A training in a folder: continue where it stopped, report, keep checkpoints."""
 
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -17,7 +16,6 @@ from fedfade.agents.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from fedfade.agents.learner import finite
 from fedfade.agents.scalars import ScalarWriter
 from fedfade.agents.trainer import Diverged, Report, Trainer
 from fedfade.config import Config, render_config
@@ -61,15 +59,15 @@ def train(
             stack.enter_context(folder_lock(run.folder))
         while True:
             group, until = _next_group(everyone)
-            trainer = Trainer(
-                config, pick_device(config.run.device), [run.config.run.seed for run in group]
-            )
+            numbers = [run.config.run.seed for run in group]
+            trainer = Trainer(config, pick_device(config.run.device), numbers)
             for run in group:
                 write_text(run.folder / "config.yaml", render_config(run.config))
             _resume(trainer, group)
-            # Who was once trained for longer than is asked now stays ahead of the others.
+            # A seed once trained for longer than is asked now stays ahead of the others.
             last = trainer.batches if until is None else min(until, trainer.batches)
-            _play_to(trainer, group, last, on_report, checkpoint_s)
+            if trainer.batch < last:
+                _play_to(trainer, group, last, on_report, checkpoint_s)
             if until is None or until > last:
                 return trainer
 
@@ -84,17 +82,13 @@ def with_seed(config: Config, seed: int) -> Config:
     return config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
 
 
+@dataclass
 class _Run:
     """One seed and its folder."""
 
-    def __init__(self, config: Config, folder: Path) -> None:
-        self.config = config
-        self.folder = folder
-        self.curve: list[Report] = []
-
-    def batch(self) -> int:
-        """Batches in its checkpoint."""
-        return load_checkpoint(self.folder).batch if has_checkpoint(self.folder) else 0
+    config: Config
+    folder: Path
+    curve: list[Report] = field(default_factory=list)
 
 
 def _next_group(everyone: list[_Run]) -> tuple[list[_Run], int | None]:
@@ -103,12 +97,11 @@ def _next_group(everyone: list[_Run]) -> tuple[list[_Run], int | None]:
     A program killed between two saves leaves some seeds a checkpoint behind; they draw level
     before all go on together (the same numbers but for the rounding of sums).
     """
-    batches = [run.batch() for run in everyone]
-    first = min(batches)
+    folders = [run.folder for run in everyone]
+    batches = [load_checkpoint(f).batch if has_checkpoint(f) else 0 for f in folders]
+    first, *later = sorted(set(batches))
     group = [run for run, batch in zip(everyone, batches, strict=True) if batch == first]
-    if len(group) == len(everyone):
-        return group, None
-    return group, min(batch for batch in batches if batch > first)
+    return group, later[0] if later else None
 
 
 def _play_to(
@@ -119,77 +112,58 @@ def _play_to(
     checkpoint_s: float,
 ) -> None:
     """Play up to a batch, or to where a stop is asked for; the last batch is saved."""
-    if trainer.batch >= until:
-        return
     first = trainer.batch * trainer.rollout.episodes + 1
     with ExitStack() as stack:
         writers = [ScalarWriter(run.folder / "tensorboard", first) for run in group]
         for writer in writers:
             stack.callback(writer.close)
         asked = stack.enter_context(interrupts_held())
+        saved = time.perf_counter()
+        stop = False
         try:
-            _play(trainer, group, writers, until, on_report, checkpoint_s, asked)
+            while not stop:
+                _play_batch(trainer, group, writers, on_report)
+                stop = asked() or trainer.batch >= until
+                if stop or time.perf_counter() - saved >= checkpoint_s:
+                    for place, run in enumerate(group):
+                        save(trainer, run.folder, run.curve, place)
+                    saved = time.perf_counter()
         except Diverged as error:
-            raise _with_what_is_kept(error, group) from None
+            end = "no checkpoint had been written yet"
+            if any(has_checkpoint(run.folder) for run in group):
+                end = "the last checkpoint before it is kept"
+            raise Diverged(f"{str(error).removesuffix('.')}; {end}.") from None
     if asked():
         raise KeyboardInterrupt
 
 
-def _with_what_is_kept(error: Diverged, group: list[_Run]) -> Diverged:
-    """The sentence, and whether there is something to go back to."""
-    kept = any(has_checkpoint(run.folder) for run in group)
-    end = "the last checkpoint before it is kept" if kept else "no checkpoint had been written yet"
-    return Diverged(f"{str(error).removesuffix('.')}; {end}.")
-
-
-def _play(
-    trainer: Trainer,
-    group: list[_Run],
-    writers: list[ScalarWriter],
-    until: int,
-    on_report: OnReport | None,
-    checkpoint_s: float,
-    asked: Callable[[], bool],
+def _play_batch(
+    trainer: Trainer, group: list[_Run], writers: list[ScalarWriter], on_report: OnReport | None
 ) -> None:
-    saved = then = time.perf_counter()
-    updates = trainer.learned
-    while trainer.batch < until:
-        reports = trainer.play_batch()
-        now, learned = time.perf_counter(), trainer.learned
-        slots = trainer.scenario.slots * trainer.rollout.episodes
-        speed = {
-            "slots per second": slots / (now - then),
-            "updates per second": (learned - updates) / (now - then),
+    """One batch of episodes, and its figures into the curves and event files."""
+    start, learned = time.perf_counter(), trainer.learned
+    reports = trainer.play_batch()
+    seconds = time.perf_counter() - start
+    for run, writer, report in zip(group, writers, reports, strict=True):
+        run.curve.append(report)
+        scalars = {
+            "return": report.reward,
+            "uploads per round": report.uploads,
+            "TD loss": report.loss,
+            "Q": report.q,
+            "epsilon": report.epsilon,
+            "FL accuracy": report.accuracy,
+            "slots per second": trainer.scenario.slots * trainer.rollout.episodes / seconds,
+            "updates per second": (trainer.learned - learned) / seconds,
         }
-        for run, writer, report in zip(group, writers, reports, strict=True):
-            run.curve.append(report)
-            writer.write(report.episodes, _scalars(report) | speed)
-        then, updates = now, learned
-        if on_report is not None:
-            on_report(trainer, reports)
-        stop = asked() or trainer.batch == until
-        if now - saved >= checkpoint_s or stop:
-            for place, run in enumerate(group):
-                save(trainer, run.folder, run.curve, place)
-            saved = now
-        if stop:
-            break
-
-
-def _scalars(report: Report) -> dict[str, float]:
-    return {
-        "return": report.reward,
-        "uploads per round": report.uploads,
-        "TD loss": report.loss,
-        "Q": report.q,
-        "epsilon": report.epsilon,
-        "FL accuracy": report.accuracy,
-    }
+        writer.write(report.episodes, scalars)
+    if on_report is not None:
+        on_report(trainer, reports)
 
 
 def save(trainer: Trainer, folder: Path, curve: list[Report], run: int = 0) -> None:
     """Write a checkpoint of one run, unless the last update has broken the networks."""
-    if not finite(trainer.learner.tensors().values()):
+    if not all(bool(tensor.isfinite().all()) for tensor in trainer.learner.tensors().values()):
         raise Diverged(
             f"training stopped at episode {curve[-1].episodes if curve else 0} because parameters "
             "became infinite or not a number."
@@ -211,17 +185,16 @@ def _resume(trainer: Trainer, group: list[_Run]) -> None:
             found = checkpoint.tensors("training")
             check_shapes(run.folder, found, trainer.snapshot(place))
             snapshots.append(found)
-            run.curve, batch = read_curve(found), checkpoint.batch
+            run.curve, batch = _read_curve(found), checkpoint.batch
     if snapshots:
         trainer.restore(batch, snapshots)
 
 
 def saved_curve(folder: Path) -> list[Report]:
     """The reports of a training in its folder."""
-    return read_curve(load_checkpoint(folder).tensors("training"))
+    return _read_curve(load_checkpoint(folder).tensors("training"))
 
 
-def read_curve(tensors: dict[str, Tensor]) -> list[Report]:
-    """The reports stored in a checkpoint."""
+def _read_curve(tensors: dict[str, Tensor]) -> list[Report]:
     rows = tensors.get(CURVE, torch.zeros(0)).reshape(-1, len(Report._fields)).tolist()
     return [Report(int(row[0]), *row[1:]) for row in rows]

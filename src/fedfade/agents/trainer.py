@@ -1,4 +1,4 @@
-"""Algorithm 1 of the paper, top to bottom.
+"""Training on the uplink (paper: algorithm 1), top to bottom; `reference.py` is the short version.
 
     for each federated round                          Trainer.play_batch
         broadcast, local training, channel            Rounds.round
@@ -15,31 +15,24 @@ Several seeds are trained side by side as runs that share nothing but the clock:
 is what it would do alone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedfade.agents.engine import Engine
+from fedfade import uplink
 from fedfade.agents.learner import Learner
 from fedfade.agents.networks import padded
-from fedfade.agents.replay import Replay
 from fedfade.agents.rollout import Rollout
+from fedfade.agents.transitions import ReplayMemory
 from fedfade.config import Config
+from fedfade.device import one_thread
 from fedfade.errors import UserError
-from fedfade.graphs import WARM_UP
-from fedfade.uplink import (
-    Round,
-    Rounds,
-    gradient_source,
-    observation_width,
-    plan_preference,
-    state_width,
-)
+from fedfade.graphs import WARM_UP, Work, record
 
 
 class Report(NamedTuple):
@@ -69,42 +62,27 @@ class Trainer:
     """
 
     def __init__(
-        self,
-        config: Config,
-        device: torch.device | str = "cpu",
-        seeds: Sequence[int] | None = None,
+        self, config: Config, device: torch.device | str = "cpu", seeds: Sequence[int] | None = None
     ) -> None:
         self.config = config
         self.seeds = [config.run.seed] if seeds is None else list(seeds)
         qmix, episodes = config.qmix, config.qmix.parallel_episodes
-        gradients = gradient_source(config, device)
-        self.rounds = Rounds(config, gradients, episodes, self.seeds, device)
+        gradients = uplink.gradient_source(config, device)
+        self.rounds = uplink.Rounds(config, gradients, episodes, self.seeds, device)
         self.scenario = scenario = self.rounds.scenario
-        agents, width, state = scenario.clients, observation_width(scenario), state_width(scenario)
-        sizes = (agents, width, state, scenario.actions)
-        preference = plan_preference(scenario, qmix.trust)
+        width, state = uplink.observation_width(scenario), uplink.state_width(scenario)
+        sizes = (scenario.clients, width, state, scenario.actions)
+        preference = uplink.plan_preference(scenario, qmix.trust)
         self.learner = Learner(qmix, *sizes, self.seeds, device, preference)
-        self.replay = Replay(
-            qmix.replay_size,
-            episodes,
-            agents,
-            padded(width),
-            state,
-            scenario.slots,
-            self.seeds,
-            device,
-        )
+        kept = (qmix.replay_size, episodes, scenario.clients, padded(width), state, scenario.slots)
+        self.replay = ReplayMemory(*kept, self.seeds, device)
         self.rollout = Rollout(scenario, episodes, self.seeds, qmix)
-        self._next: Round | None = None  # of the batch to come, made before the host waits
+        self._next: uplink.Round | None = None  # of the batch to come, made before the host waits
         self.batch = 0  # batches of episodes played
         self.learned = 0  # updates so far
         self.updates = torch.zeros((), dtype=torch.int64, device=device)  # the same, over there
-        runs = len(self.seeds)
-        self._loss = torch.zeros(runs, device=device)  # sums over the updates of a batch
-        self._q = torch.zeros(runs, device=device)
-        self._engine: Engine | None = None
-
-    # --- Algorithm 1 ---------------------------------------------------------------------------
+        self._loss = torch.zeros(len(self.seeds), device=device)  # summed over a batch's updates
+        self._q = torch.zeros_like(self._loss)
 
     def play_batch(self) -> list[Report]:
         """Play one batch of parallel episodes, learning on the way; a report for each run."""
@@ -112,19 +90,20 @@ class Trainer:
         epsilon = self.epsilon()
         self.rollout.begin(round_, epsilon, self.batch, self.replay, self.payload())
         self.replay.draw_ahead(self.updates, self._most_updates, self.config.qmix.batch_size)
-        engine = self.engine()
-        learned = 0
-        stored = self.batch * self.scenario.slots * self.rollout.episodes
         self._loss.zero_()
         self._q.zero_()
+        qmix, episodes, learned = self.config.qmix, self.rollout.episodes, 0
+        # Before the first update: a batch of transitions, and n steps to look ahead.
+        ready_at = qmix.batch_size + (qmix.n_step - 1) * episodes
+        stored = self.batch * self.scenario.slots * episodes
         for _ in range(self.scenario.slots):
-            engine.step()
-            before, stored = stored, stored + self.rollout.episodes
-            if stored >= self.ready_at:
-                for _ in range(_passed(self.config.qmix.update_every, before, stored)):
-                    engine.update()
-                    learned += 1
-            if _passed(self.config.qmix.target_every, before, stored):
+            self.step()
+            before, stored = stored, stored + episodes
+            due = stored // qmix.update_every - before // qmix.update_every
+            for _ in range(due if stored >= ready_at else 0):
+                self.update()
+                learned += 1
+            if stored // qmix.target_every > before // qmix.target_every:
                 self.learner.copy_target()
         self.rounds.deliver(self.batch, self.rollout.delivered)
         self.batch += 1
@@ -136,32 +115,22 @@ class Trainer:
         return self._reports(figures, learned, epsilon)
 
     def epsilon(self) -> float:
-        """Exploration of the current batch: linear in the episodes played, then constant."""
+        """Exploration of the current batch."""
         qmix = self.config.qmix
-        share = self._share_of(qmix.epsilon_episodes)
-        return qmix.epsilon_start + (qmix.epsilon_end - qmix.epsilon_start) * share
+        return self._ramp(qmix.epsilon_start, qmix.epsilon_end, qmix.epsilon_episodes)
 
     def payload(self) -> float:
-        """Share of an upload left to send in the current batch: rising, then 1."""
-        qmix = self.config.qmix
-        return qmix.payload_start + (1.0 - qmix.payload_start) * self._share_of(
-            qmix.payload_episodes
-        )
+        """Share of an upload left to send in the current batch."""
+        return self._ramp(self.config.qmix.payload_start, 1.0, self.config.qmix.payload_episodes)
 
-    def _share_of(self, episodes: int) -> float:
-        """How much of the first `episodes` has been played."""
-        return min(1.0, self.batch * self.config.qmix.parallel_episodes / episodes)
-
-    @property
-    def ready_at(self) -> int:
-        """Transitions stored before the first update: a batch, and n steps to look ahead."""
-        qmix = self.config.qmix
-        return qmix.batch_size + (qmix.n_step - 1) * qmix.parallel_episodes
+    def _ramp(self, start: float, end: float, episodes: int) -> float:
+        """Linear in the episodes played, then constant."""
+        return start + (end - start) * min(1.0, self.batch * self.rollout.episodes / episodes)
 
     @property
     def batches(self) -> int:
         """Batches of episodes in the whole training."""
-        return -(-self.config.qmix.episodes // self.config.qmix.parallel_episodes)
+        return -(-self.config.qmix.episodes // self.rollout.episodes)
 
     @property
     def _most_updates(self) -> int:
@@ -169,108 +138,97 @@ class Trainer:
         stored = self.scenario.slots * self.rollout.episodes
         return max(WARM_UP, -(-stored // self.config.qmix.update_every))
 
+    # --- a slot and an update ------------------------------------------------------------------
+
+    @cached_property
+    def recorded(self) -> tuple[Work, Work]:
+        """Slot step and update as they run on this device; needs a round begun.
+
+        A slot step is some sixty small operations and an update some hundred and fifty. On a GPU
+        their launches cost more than their work, so both are recorded once and replayed.
+        """
+        changed = [*self.tensors().values(), *self.rollout.tensors(), self._loss, self._q]
+        device = self.scenario.device
+        return record(self._step, changed, device), record(self._update, changed, device)
+
+    def step(self) -> None:
+        """One slot of all parallel episodes; on one thread of a CPU, its operations being small."""
+        with one_thread() if self.scenario.device.type == "cpu" else nullcontext():
+            self.recorded[0]()
+
+    def update(self) -> None:
+        """One learning step of all runs."""
+        self.recorded[1]()
+
     def _step(self) -> None:
         self.rollout.step(self.learner.agents, self.replay)
 
     def _update(self) -> None:
         qmix = self.config.qmix
-        batch = self.replay.sample(self.updates, qmix.gamma, qmix.n_step)
-        seen = self.learner.update(batch)
+        loss, q = self.learner.update(self.replay.sample(self.updates, qmix.gamma, qmix.n_step))
         self.updates += 1
-        self._loss += seen.loss
-        self._q += seen.q
-
-    def engine(self) -> Engine:
-        """What carries out slots and updates on this device; needs a round begun."""
-        if self._engine is None:
-            changed = [*self.tensors().values(), *self.rollout.tensors().values()]
-            changed += [self._loss, self._q]
-            self._engine = Engine(self._step, self._update, changed, self.scenario.device)
-        return self._engine
+        self._loss += loss
+        self._q += q
 
     # --- what happened -------------------------------------------------------------------------
 
     def _figures(self) -> Tensor:
         """Reward, uploads, summed loss and Q, accuracy: [run, figure]."""
         uploads = self.rollout.delivered.sum(-1).float().mean(-1)
-        parts = [self.rollout.returns.mean(-1), uploads, self._loss, self._q, self._accuracy()]
+        _, number, part = self.rounds.place(self.batch)
+        tested = part == 0 and (number == 0 or number % self.config.qmix.evaluate_every == 0)
+        accuracy = self.rounds.gradients.accuracy() if tested else None
+        if accuracy is None:
+            accuracy = torch.full_like(self._loss, math.nan)
+        parts = [self.rollout.returns.mean(-1), uploads, self._loss, self._q, accuracy]
         return torch.stack(parts, -1)
 
     def _reports(self, figures: Tensor, learned: int, epsilon: float) -> list[Report]:
         """The figures of a batch; the only place where the host waits for the device."""
-        updates = learned or math.nan
-        reports = [
-            Report(
-                episodes=self.batch * self.rollout.episodes,
-                reward=reward,
-                uploads=delivered,
-                loss=loss / updates,
-                q=q / updates,
-                epsilon=epsilon,
-                accuracy=accuracy,
-            )
-            for reward, delivered, loss, q, accuracy in figures.tolist()
-        ]
-        for seed, report in zip(self.seeds, reports, strict=True):
-            if not math.isfinite(report.reward):
-                raise self._diverged(seed, report, "rewards")
-            if learned and not math.isfinite(report.loss):
-                raise self._diverged(seed, report, "the loss")
+        episodes, updates = self.batch * self.rollout.episodes, learned or math.nan
+        reports = []
+        for seed, row in zip(self.seeds, figures.tolist(), strict=True):
+            reward, uploads, loss, q, accuracy = row
+            if not (math.isfinite(reward) and (math.isfinite(loss) or not learned)):
+                which = f" of seed {seed}" if len(self.seeds) > 1 else ""
+                what = "the loss" if math.isfinite(reward) else "rewards"
+                raise Diverged(
+                    f"training{which} stopped at episode {episodes} because {what} became "
+                    "infinite or not a number."
+                )
+            means = (reward, uploads, loss / updates, q / updates)
+            reports.append(Report(episodes, *means, epsilon, accuracy))
         return reports
-
-    def _diverged(self, seed: int, report: Report, what: str) -> Diverged:
-        which = f" of seed {seed}" if len(self.seeds) > 1 else ""
-        return Diverged(
-            f"training{which} stopped at episode {report.episodes} because {what} became "
-            "infinite or not a number."
-        )
-
-    def _accuracy(self) -> Tensor:
-        """Test accuracy at the end of every n-th federated round, else NaN: [run]."""
-        _, number, part = self.rounds.place(self.batch)
-        done = part == 0 and (number == 0 or number % self.config.qmix.evaluate_every == 0)
-        accuracy = self.rounds.gradients.accuracy() if done else None
-        return torch.full_like(self._loss, math.nan) if accuracy is None else accuracy
 
     # --- what is remembered --------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
         """All that learning changes, by name."""
-        found = {f"learner/{name}": t for name, t in self.learner.tensors().items()}
-        found |= {f"replay/{name}": t for name, t in self.replay.tensors().items()}
-        return found | {"updates": self.updates}
+        return self._named(self.learner.tensors(), self.replay.tensors())
 
     def snapshot(self, run: int = 0) -> dict[str, Tensor]:
         """Everything a continuation of a run needs, as if it had been trained alone."""
-        found = {f"learner/{name}": t for name, t in self.learner.take(run).items()}
-        found |= {f"replay/{name}": t for name, t in self.replay.take(run).items()}
         task = self.rounds.gradients.tensors().items()
-        found |= {f"gradients/{name}": t[run : run + 1] for name, t in task}
+        found = {f"gradients/{name}": t[run : run + 1] for name, t in task}
+        return found | self._named(self.learner.take(run), self.replay.take(run))
+
+    def _named(self, learner: dict[str, Tensor], replay: dict[str, Tensor]) -> dict[str, Tensor]:
+        found = {f"learner/{name}": tensor for name, tensor in learner.items()}
+        found |= {f"replay/{name}": tensor for name, tensor in replay.items()}
         return found | {"updates": self.updates}
 
     def restore(self, batch: int, snapshots: Sequence[dict[str, Tensor]]) -> None:
         """Continue after `batch` batches with what `snapshot` gave for each run."""
+
+        def below(prefix: str, found: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {n.removeprefix(prefix): t for n, t in found.items() if n.startswith(prefix)}
+
         for run, found in enumerate(snapshots):
-            self.learner.put(run, _below("learner/", found))
-            self.replay.put(run, _below("replay/", found))
+            self.learner.put(run, below("learner/", found))
+            self.replay.put(run, below("replay/", found))
             self.updates.copy_(found["updates"])
-        tasks = [_below("gradients/", found) for found in snapshots]
+        tasks = [below("gradients/", found) for found in snapshots]
         names = tasks[0] if tasks else {}
         self.rounds.gradients.restore({n: torch.cat([task[n] for task in tasks]) for n in names})
-        self.batch = batch
-        self.learned = int(self.updates)
+        self.batch, self.learned = batch, int(self.updates)
         self._next = None
-
-
-def _below(prefix: str, found: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin with `prefix`, without it."""
-    return {n.removeprefix(prefix): t for n, t in found.items() if n.startswith(prefix)}
-
-
-def _passed(every: int, before: int, after: int) -> int:
-    """How many multiples of `every` lie in (before, after].
-
-    >>> [_passed(30, n, n + 20) for n in (0, 20, 40, 60)]
-    [0, 1, 1, 0]
-    """
-    return after // every - before // every

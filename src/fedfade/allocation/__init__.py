@@ -3,32 +3,20 @@
 from fedfade.allocation.assignment import assign
 from fedfade.allocation.genie import genie_bound
 from fedfade.allocation.max_sum_rate import max_sum_rate, sum_rate_nats
-from fedfade.allocation.play import History, Outcome, RecordedRounds, play_round
-from fedfade.allocation.policy import Observed, Policy, Scope, View, full_power, gradient_aware
-from fedfade.allocation.registry import BUILT_IN, GENIE, PERFECT, load_policy, policy_names
+from fedfade.allocation.play import History, Outcome, RecordedRounds, make_view, play_round
+from fedfade.allocation.policy import (
+    BUILT_IN,
+    GENIE,
+    PERFECT,
+    Observed,
+    Policy,
+    Scope,
+    View,
+    check_action,
+    full_power,
+    gradient_aware,
+    load_policy,
+    policy_names,
+)
 from fedfade.uplink import Action
 from fedfade.uplink.plan import ergodic_rate
-
-__all__ = [
-    "BUILT_IN",
-    "GENIE",
-    "PERFECT",
-    "Action",
-    "History",
-    "Observed",
-    "Outcome",
-    "Policy",
-    "RecordedRounds",
-    "Scope",
-    "View",
-    "assign",
-    "ergodic_rate",
-    "full_power",
-    "genie_bound",
-    "gradient_aware",
-    "load_policy",
-    "max_sum_rate",
-    "play_round",
-    "policy_names",
-    "sum_rate_nats",
-]

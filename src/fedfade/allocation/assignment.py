@@ -6,16 +6,13 @@ any number of instances, and nothing waits for the device. On the CPU an instanc
 two microseconds, which no table beats.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-TABLE_COLUMNS = 8
-"""Columns up to which a table of their subsets is filled."""
+TABLE_COLUMNS = 8  # up to which a table of their subsets is filled
 _BLOCK = 1 << 28  # bytes of a table with its back pointers
 _HUGE = 1e30  # stands for infinity: sums of it stay finite
 
@@ -31,9 +28,10 @@ def assign(value: Tensor) -> tuple[Tensor, Tensor]:
     """
     batch, (rows, columns) = value.shape[:-2], value.shape[-2:]
     flat = value.detach().reshape(-1, rows, columns)
-    small = min(rows, columns) <= TABLE_COLUMNS
-    by_table = small and value.device.type != "cpu"
-    column = assign_by_table(flat) if by_table else _one_by_one(flat)
+    if value.device.type != "cpu" and min(rows, columns) <= TABLE_COLUMNS:
+        column = assign_by_table(flat)
+    else:
+        column = _one_by_one(flat)
     chosen = flat.gather(-1, column.clamp(min=0)[..., None]).squeeze(-1)
     total = torch.where(column >= 0, chosen, 0.0).sum(-1)
     return column.reshape(*batch, rows), total.reshape(batch)

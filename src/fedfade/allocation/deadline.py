@@ -1,12 +1,10 @@
 """Policies that aim at the deadline: serve as many clients as can still finish, all to the end.
 
-Who serves the shortest four first leaves the fifth too little time; who serves everybody leaves
-everybody unfinished. These two look at the whole rest of the round in every slot: going from the
-shortest client to the longest, those belong to the round whose slots add up to no more than
-there are. Among these the one who has most before it is the one to hurry.
+Serving the shortest four first leaves the fifth too little time; serving everybody leaves
+everybody unfinished. These two look at the whole rest of the round in every slot. Going from the
+shortest client to the longest, clients belong to the round as long as their slots add up to no
+more than there are. Among these, the one with most left to send is the one to hurry.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 
@@ -29,8 +27,8 @@ def bits_per_slot(view: View) -> Tensor:
 def members(view: View, needed: Tensor, gain: Tensor | float, reach: float) -> Tensor:
     """Who can still finish together, shortest first: [episode, client] bool.
 
-    `needed` slots each, infinite for who is done; a slot is worth `gain` of those. As many
-    clients as there are sub-bands may try anyway if they lack no more than a factor `reach`.
+    Clients need `needed` slots, infinitely many when done; a slot is worth `gain` of those. As
+    many clients as there are sub-bands may try anyway if they lack no more than a factor `reach`.
     """
     bands, left = view.scenario.bands, view.slots_left
     order = shortest_first(view.scenario, needed, view.round_index)
@@ -43,7 +41,7 @@ def members(view: View, needed: Tensor, gain: Tensor | float, reach: float) -> T
 
 @dataclass
 class Account:
-    """What was planned with, and what came of it."""
+    """What was expected of the slots so far, and what came of it."""
 
     bits: Tensor  # [episode, client] expected bits of a slot alone on a sub-band
     remaining_bits: Tensor  # [episode, client] before the last slot
@@ -55,7 +53,7 @@ class Account:
 class DeadlineMatching:
     """Centralised: all who can still finish, matched to sub-bands by everybody's fading.
 
-    Having more candidates than sub-bands, none needs to send in a bad slot, so a slot is worth
+    With more candidates than sub-bands, nobody needs to send in a bad slot, so a slot is worth
     more than expected of a client alone. How much more is learned during the round, which makes
     the policy as careful as channel knowledge is old (`deadline-matching@5`).
     """
@@ -66,10 +64,9 @@ class DeadlineMatching:
 
     FIRST_GAIN, FIRST_SLOTS = 1.2, 10.0  # assumed worth of a slot, as if seen in so many slots
     HURRY = 0.5  # exponent of the time needed in a client's weight
-    BEYOND = 1e-3  # weight of who cannot finish: takes what nobody else wants
+    BEYOND = 1e-3  # weight of clients that cannot finish: they take what nobody else wants
 
     def begin(self, view: View) -> Account:
-        """Nothing sent yet."""
         bits = bits_per_slot(view)
         slots = torch.full_like(bits[:, 0], self.FIRST_SLOTS * view.scenario.bands)
         nobody = torch.zeros_like(view.active)
@@ -102,7 +99,7 @@ class DeadlineMatching:
 
 
 @dataclass
-class Turns:
+class ExpectedSlots:
     """What all clients know of each other without being told."""
 
     whole: Tensor  # [episode, client] slots the upload was expected to take
@@ -110,7 +107,7 @@ class Turns:
 
 
 class DeadlineFeedback:
-    """The same with no more than the announcement of who has finished.
+    """The same, knowing no more than who has finished.
 
     Everybody keeps the same account of the turns all have had, which stands for the progress
     nobody knows, and changes sub-band every slot. Where fewer send than there are sub-bands,
@@ -125,12 +122,11 @@ class DeadlineFeedback:
     OVERDUE = 0.03  # of its upload, what a client late to finish is thought to have left
     REACH = 1.2  # a choice of sub-bands makes up for so much
 
-    def begin(self, view: View) -> Turns:
-        """Nobody has had a turn."""
+    def begin(self, view: View) -> ExpectedSlots:
         whole = view.remaining_bits / bits_per_slot(view)
-        return Turns(whole, whole)
+        return ExpectedSlots(whole, whole)
 
-    def act(self, view: View, memory: Turns) -> Action:
+    def act(self, view: View, memory: ExpectedSlots) -> Action:
         """A turn for those who are thought to have most before them."""
         assert view.finished is not None
         needed = memory.needed.maximum(self.OVERDUE * memory.whole)

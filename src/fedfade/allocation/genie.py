@@ -2,7 +2,7 @@
 
 Any choice of bands and powers gives client n in a slot and sub-band at most x_n L_n nats, where
 x_n is its share of the received power, L_n = (1 + 1/P_n) ln(1 + P_n) and P_n its SNR at full
-power (docs/policies.md has the three lines of proof). Shares on a sub-band sum to at most
+power (docs/explanation/policies.md has the three lines of proof). Shares on a sub-band sum to at most
 T/(1+T), T the sum of all P_n, and a client is on one sub-band at a time. So for any
 prices mu in [0, 1]^N, the number of clients that deliver S bits is at most
 
@@ -10,8 +10,6 @@ prices mu in [0, 1]^N, the number of clients that deliver S bits is at most
 
 The prices are fitted by subgradient steps; a bad fit makes the bound loose, never wrong.
 """
-
-from __future__ import annotations
 
 import math
 
@@ -26,23 +24,18 @@ _STEPS = 80
 
 def genie_bound(scenario: Scenario, round_: Round) -> Tensor:
     """Upper bound on the number of clients that can deliver in each episode: [episode]."""
-    payloads = _payload_share(scenario, round_)  # [episode, slot, client, band]
-    price = _fit_prices(payloads)
-    # With the one-sub-band rule back in: an assignment instead of the best client per band.
-    _, carried = assign(price[:, None, :, None] * payloads)
-    bound = (1.0 - price).sum(-1) + carried.sum(-1)
-    return torch.floor(bound.clamp(max=scenario.clients) + 1e-4)
-
-
-def _payload_share(scenario: Scenario, round_: Round) -> Tensor:
-    """Payloads a client alone with a sub-band's share could push in a slot."""
-    snr = round_.alpha[:, None, :, None] * round_.fading
+    snr = round_.alpha[:, None, :, None] * round_.fading  # [episode, slot, client, band]
     snr = snr * (scenario.full_power_w / scenario.noise_w)
     total = snr.sum(-2, keepdim=True)
     nats = torch.where(snr > 1e-6, (1.0 + 1.0 / snr.clamp(min=1e-6)) * torch.log1p(snr), 1.0)
     nats = torch.where(snr > 0, nats, 0.0) * (total / (1.0 + total))
     per_slot = scenario.bandwidth_hz * scenario.slot_s / math.log(2.0) / scenario.payload_bits
-    return nats * per_slot
+    payloads = nats * per_slot  # what a client with a sub-band's share to itself could send
+    price = _fit_prices(payloads)
+    # With the one-sub-band rule back in: an assignment instead of the best client per band.
+    _, carried = assign(price[:, None, :, None] * payloads)
+    bound = (1.0 - price).sum(-1) + carried.sum(-1)
+    return torch.floor(bound.clamp(max=scenario.clients) + 1e-4)
 
 
 def _fit_prices(payloads: Tensor) -> Tensor:

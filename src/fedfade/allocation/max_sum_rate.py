@@ -5,7 +5,7 @@ power, so some optimum uses only full power and silence (Inaltekin & Hanly, 2012
 is who shares which sub-band: a best partition of clients, found in three steps.
 
 1. Assignment with a certificate. A sub-band shared by clients whose strongest has received SNR
-   P carries at most max(1, ln(1 + P)) nats (docs/policies.md has the proof), so sharing beats
+   P carries at most max(1, ln(1 + P)) nats (docs/explanation/policies.md has the proof), so sharing beats
    the best single client only where everybody is weaker than e - 1 (2.35 dB), and then stays
    below 1 nat. Give every sub-band an imaginary client worth 1 nat: if the best assignment
    does not use one, it is the optimum. Above about 10 dB this settles nearly every slot.
@@ -15,11 +15,9 @@ is who shares which sub-band: a best partition of clients, found in three steps.
    grows. A lower bound; the gap to the certificate's upper bound is measured in the docs.
 """
 
-from __future__ import annotations
-
 import math
 from functools import cache, lru_cache
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,14 +28,12 @@ from fedfade.allocation.assignment import assign
 from fedfade.allocation.policy import Scope, View, full_power
 from fedfade.device import spare_bytes
 from fedfade.errors import not_allowed
-from fedfade.radio.link import sinr
+from fedfade.radio import sinr
 from fedfade.uplink import Action
 
 EXACT_CLIENTS = 12
-_CPU_SLOTS = 64
-"""Slots solved at a time in step 2 on the CPU: their tables stay in the processor's cache."""
-_GPU_SHARE = 0.05
-"""Of a GPU's free memory, for the tables of step 2."""
+_CPU_SLOTS = 64  # solved at a time in step 2 on the CPU: their tables stay in its cache
+_GPU_SHARE = 0.05  # of a GPU's free memory, for the tables of step 2
 _LOOPED_ON_GPU = 3
 _MOVES = 1 << 25  # values worked on at a time in step 3
 
@@ -62,19 +58,18 @@ def max_sum_rate(received_power: Tensor | ArrayLike, noise: float) -> Tensor:
         raise not_allowed("noise", noise, "a finite number greater than 0")
     snr = received / level
     # Looking at values waits for a GPU, so the policy, which knows its own, goes past this.
-    if snr.numel():
-        low, high = map(float, snr.aminmax())  # both NaN where there is one
-        if not 0 <= low <= high < math.inf:
-            _refuse_values(received, noise)
+    if snr.numel() and not _all_finite(snr):
+        if _all_finite(received):
+            raise not_allowed("noise", noise, "enough for received_power / noise to be finite")
+        low, high = map(float, received.aminmax())
+        wrong = low if low < 0 else high
+        raise not_allowed("received_power", wrong, "finite and at least 0 everywhere")
     return _best_bands(snr)
 
 
-def _refuse_values(received: Tensor, noise: float) -> NoReturn:
-    low, high = map(float, received.aminmax())
-    if 0 <= low <= high < math.inf:
-        raise not_allowed("noise", noise, "enough for received_power / noise to be finite")
-    wrong = low if low < 0 else high
-    raise not_allowed("received_power", wrong, "finite and at least 0 everywhere")
+def _all_finite(power: Tensor) -> bool:
+    low, high = map(float, power.aminmax())  # both NaN where there is one
+    return 0 <= low <= high < math.inf
 
 
 def _as_tensor(given: Tensor | ArrayLike) -> Tensor:
@@ -104,8 +99,12 @@ def _best_bands(snr: Tensor) -> Tensor:
     open_ = (band[:, clients:] >= 0).any(-1).nonzero().squeeze(-1)
     band = band[:, :clients]
     if len(open_):
-        solve = _subset_convolution if clients <= EXACT_CLIENTS else _local_searches
-        band = band.index_copy(0, open_, solve(snr.index_select(0, open_)))
+        if clients <= EXACT_CLIENTS:
+            solve, size = _subset_convolution, _slots_at_a_time(clients, bands, snr.device)
+        else:
+            solve, size = _local_search, max(1, _MOVES // (clients**3 * (bands + 1)))
+        parts = torch.split(snr.index_select(0, open_), size)
+        band = band.index_copy(0, open_, torch.cat([solve(part) for part in parts]))
     used = snr.gather(-1, band.clamp(min=0)[..., None]).squeeze(-1) > 0
     band = torch.where(used, band, -1)
     return band.reshape(shape[:-1])
@@ -141,9 +140,10 @@ def _disjoint_pairs(count: int, device: torch.device) -> _Pairs:
         first += parts
         second += [union ^ part for part in parts]
         sizes[union.bit_count()] += len(parts)
-    order = torch.tensor(unions).argsort()
-    tables = (torch.tensor(first), torch.tensor(second))
-    return _Pairs(tables[0].to(device), tables[1].to(device), sizes, order.to(device))
+    order = torch.tensor(unions).argsort().to(device)
+    return _Pairs(
+        torch.tensor(first, device=device), torch.tensor(second, device=device), sizes, order
+    )
 
 
 def _halves(table: Tensor, client: int) -> tuple[Tensor, Tensor]:
@@ -161,23 +161,13 @@ def _subset_values(snr: Tensor) -> Tensor:
     clients = len(snr)
     total = snr.new_zeros(1 << clients, *snr.shape[1:])
     for client in range(clients):
-        _, with_ = _halves(total, client)
-        with_ += snr[client]
+        _halves(total, client)[1].add_(snr[client])
     total = torch.log1p(total)
     value = torch.zeros_like(total)
     for client in range(clients):
         less, more = _halves(total, client)
         _halves(value, client)[1].add_(more).sub_(less)
     return value
-
-
-def _allow_silence(value: Tensor, clients: int) -> Tensor:
-    """The most any part of each subset carries, the rest being silent."""
-    best = value.clone()
-    for client in range(clients):
-        less, more = _halves(best, client)
-        torch.maximum(less, more, out=more)
-    return best
 
 
 def _looped(clients: int, device: torch.device) -> int:
@@ -218,12 +208,6 @@ def _best_within(score: Tensor, allowed: Tensor) -> Tensor:
     return score.masked_fill((subset & ~allowed) != 0, -torch.inf).argmax(0)
 
 
-def _subset_convolution(snr: Tensor) -> Tensor:
-    """Exact sub-bands by dynamic programming over sub-bands: [batch, client]."""
-    size = _slots_at_a_time(*snr.shape[1:], snr.device)
-    return torch.cat([_convolve(part) for part in torch.split(snr, size)])
-
-
 @cache
 def _slots_at_a_time(clients: int, bands: int, device: torch.device) -> int:
     if device.type == "cpu":
@@ -233,11 +217,15 @@ def _slots_at_a_time(clients: int, bands: int, device: torch.device) -> int:
     return max(_CPU_SLOTS, spare_bytes(device, _GPU_SHARE, 0) // (4 * floats))
 
 
-def _convolve(snr: Tensor) -> Tensor:
+def _subset_convolution(snr: Tensor) -> Tensor:
+    """Exact sub-bands by dynamic programming over sub-bands: [batch, client]."""
     batch, clients, bands = snr.shape
     # All sub-bands at once; tables are [subset, band, batch].
     value = _subset_values(snr.permute(1, 2, 0).contiguous())
-    reach = _allow_silence(value, clients)
+    reach = value.clone()  # the most any part of each subset carries, the rest being silent
+    for client in range(clients):
+        less, more = _halves(reach, client)
+        torch.maximum(less, more, out=more)
     prefix = [reach[:, 0]]  # the most the first sub-bands carry together
     for band in range(1, bands - 1):
         prefix.append(_max_plus(prefix[-1], reach[:, band], clients))
@@ -261,12 +249,6 @@ def _convolve(snr: Tensor) -> Tensor:
 # --- step 3: local search ---------------------------------------------------------------------
 
 
-def _local_searches(snr: Tensor) -> Tensor:
-    clients, bands = snr.shape[1:]
-    size = max(1, _MOVES // (clients**3 * (bands + 1)))
-    return torch.cat([_local_search(part) for part in torch.split(snr, size)])
-
-
 def _local_search(snr: Tensor) -> Tensor:
     """Best-improvement moves of one client at a time, from the plain assignment."""
     clients, bands = snr.shape[-2:]
@@ -287,7 +269,7 @@ def _local_search(snr: Tensor) -> Tensor:
 
 
 class MaxSumRate:
-    """The greatest sum rate in every slot (the paper's centralised baseline, made exact)."""
+    """The greatest sum rate in every slot (paper: section V-B), exact where that is possible."""
 
     name = "max-sum-rate"
     scope: Scope = "central"

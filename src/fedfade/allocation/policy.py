@@ -13,19 +13,27 @@ A view is a batch of all clients: what a scope leaves private is there too, row 
 Tests hold our own policies to it; a user's is taken at its word.
 """
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor
 
-from fedfade.errors import UserError
+from fedfade.errors import UserError, not_allowed
 from fedfade.randomness import fold
+from fedfade.seams import POLICIES
 from fedfade.uplink import Action, Scenario
 
 Scope = Literal["local", "feedback", "csi", "central"]
+
+PERFECT = "perfect"
+"""Not a policy that sends: every upload succeeds (the paper's upper bound on accuracy)."""
+
+GENIE = "genie"
+"""Not a policy that sends: a bound on how many clients can deliver in a round."""
+
+BUILT_IN = tuple(POLICIES.built_in)
 
 
 @dataclass(frozen=True)
@@ -122,26 +130,32 @@ class ActionChecks:
     """
 
     def __init__(self, name: str, scenario: Scenario, episodes: int) -> None:
-        self._name, self._scenario, self._episodes = name, scenario, episodes
+        self._answered = f"policy {name!r} answered"
+        self._shape = (episodes, scenario.clients)
+        self._limits = {"band": scenario.bands, "level": scenario.levels}
         self._extremes: list[Tensor] = []  # [(least, most), (band, level)] of every slot
 
     def take(self, action: object) -> Action:
         """One slot's answer."""
         if not (isinstance(action, tuple) and len(action) == 2):
             kind = type(action).__name__
-            raise UserError(
-                f"policy {self._name!r} answered {kind}: it must answer Action(band, level)."
-            )
-        for field, value in zip(("band", "level"), action, strict=True):
-            self._check_kind(field, value)
+            raise UserError(f"{self._answered} {kind}: it must answer Action(band, level).")
+        for field, value in zip(self._limits, action, strict=True):
+            if not isinstance(value, Tensor) or value.dtype != torch.int64:
+                kind = str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
+                raise UserError(f"{self._answered} a {field} of {kind}: it must be int64.")
+            if value.shape != self._shape:
+                raise UserError(
+                    f"{self._answered} a {field} of shape {list(value.shape)}: "
+                    f"it must be [episode, client] = {list(self._shape)}."
+                )
         both = torch.stack(action)  # [(band, level), episode, client]
         self._extremes.append(torch.stack(both.flatten(1).aminmax(dim=1)))
         if both.device.type == "cpu":
             self.finish()
             return Action(*action)
-        scenario = self._scenario
-        band, level = action
-        return Action(band.clamp(0, scenario.bands - 1), level.clamp(0, scenario.levels - 1))
+        most = self._limits.values()
+        return Action(*(value.clamp(0, n - 1) for value, n in zip(action, most, strict=True)))
 
     def finish(self) -> None:
         """Refuse values out of range in any slot so far."""
@@ -150,23 +164,45 @@ class ActionChecks:
         extremes = torch.stack(self._extremes)
         least, most = extremes[:, 0].amin(0).tolist(), extremes[:, 1].amax(0).tolist()
         self._extremes = []
-        limits = (self._scenario.bands, self._scenario.levels)
-        for field, low, high, limit in zip(("band", "level"), least, most, limits, strict=True):
+        for (field, limit), low, high in zip(self._limits.items(), least, most, strict=True):
             if low < 0 or high >= limit:
                 raise UserError(
-                    f"policy {self._name!r} answered {field} {low if low < 0 else high}: "
+                    f"{self._answered} {field} {low if low < 0 else high}: "
                     f"it must be between 0 and {limit - 1}."
                 )
 
-    def _check_kind(self, field: str, value: object) -> None:
-        if not isinstance(value, Tensor) or value.dtype != torch.int64:
-            kind = str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
-            raise UserError(
-                f"policy {self._name!r} answered a {field} of {kind}: it must be int64."
-            )
-        shape = (self._episodes, self._scenario.clients)
-        if tuple(value.shape) != shape:
-            raise UserError(
-                f"policy {self._name!r} answered a {field} of shape {list(value.shape)}: "
-                f"it must be [episode, client] = {list(shape)}."
-            )
+
+def policy_names() -> list[str]:
+    """Everything `--policies` understands by name."""
+    return [*POLICIES.names(), PERFECT, GENIE]
+
+
+def load_policy(name: str, others: Sequence[str] = ()) -> Policy:
+    """A policy by built-in name, entry point of group `fedfade.policies`, or `module:factory`.
+
+    `NAME@K` is a central policy that knows the fading of K slots ago. `others` are names the
+    caller knows, for the sentence about a wrong one.
+
+    >>> load_policy("random").scope
+    'local'
+    >>> load_policy("shortest-remaining-first@5").csi_delay_slots
+    5
+    """
+    base, at, age = name.rpartition("@")
+    if at and base in (PERFECT, GENIE, *others):
+        raise not_allowed("policy", name, f"{base}, which has no older knowledge to go by")
+    policy: Policy
+    if at:
+        policy = load_policy(base, others)
+        if not (age.isdecimal() and len(age) <= 6):
+            raise not_allowed("policy", name, f"{policy.name}@K with a whole number of slots K")
+        if policy.scope not in ("csi", "central"):
+            raise not_allowed("policy", name, f"{policy.name}, which knows nobody else's fading")
+        policy.csi_delay_slots = int(age)  # type: ignore[attr-defined]
+        policy.name = name
+        return policy
+    policy = POLICIES.make(name, others=(PERFECT, GENIE, *others))
+    scopes = get_args(Scope)
+    if policy.scope not in scopes:
+        raise not_allowed(f"scope of policy {name!r}", policy.scope, f"one of {', '.join(scopes)}")
+    return policy

@@ -5,8 +5,6 @@ clients are wasted. These policies order clients by the time they are expected t
 each sub-band to one client at a time, shortest first.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,19 +26,11 @@ from fedfade.uplink.plan import (
 )
 
 
-def _expected_slots(view: View) -> Tensor:
-    return expected_slots(view.scenario, view.snr, view.remaining_bits)
-
-
-def _shortest_first(view: View, slots: Tensor) -> Tensor:
-    return shortest_first(view.scenario, slots, view.round_index)
-
-
 class BlockFadingSchedule:
     """Decide once a round from the large-scale gains alone, as earlier work does.
 
     Every client computes the same timetable from the announced gains, so no client needs to
-    know another's fading or progress. Who is not done at the expected end goes on sending.
+    know another's fading or progress. A client not done at its expected end goes on sending.
     """
 
     name = "block-fading-schedule"
@@ -48,16 +38,14 @@ class BlockFadingSchedule:
     gradient_aware = False
 
     def begin(self, view: View) -> Timetable:
-        """The timetable of the round."""
         return timetable(view.scenario, view.snr, view.round_index, view.remaining_bits)
 
     def act(self, view: View, memory: Timetable) -> Action:
-        """Send from the slot the timetable names."""
         return full_power(view, torch.where(memory.start <= view.slot, memory.band, -1))
 
 
-class Turns(NamedTuple):
-    """A plan and what follows from it."""
+class PlannedTurns(NamedTuple):
+    """What a client looks up in a slot."""
 
     plan: Reservation
     left: Tensor  # [episode, client, slot] slots reserved from this one on
@@ -76,30 +64,29 @@ class WrapAroundSchedule:
     gradient_aware = False
     choice = False
 
-    def begin(self, view: View) -> Turns:
-        """The sub-bands each client may use in each slot."""
+    def begin(self, view: View) -> PlannedTurns:
         given = (view.scenario, view.snr, view.round_index, view.remaining_bits)
         plan = reserve(*given, choice=self.choice)
         left = plan.bands.any(-1).flip(-1).cumsum(-1).flip(-1)
-        return Turns(plan, left, holder_done(plan))
+        return PlannedTurns(plan, left, holder_done(plan))
 
-    def act(self, view: View, memory: Turns) -> Action:
-        """The best of the own ones, going by the own fading; who is late goes on elsewhere."""
+    def act(self, view: View, memory: PlannedTurns) -> Action:
+        """The best of its own sub-bands by its own fading; a late client goes on elsewhere."""
+        plan, slot = memory.plan, view.slot
         share = view.remaining_bits / view.scenario.payload_bits
-        needed = (share * memory.plan.slots)[..., None]
-        mine = memory.plan.bands[:, :, view.slot]
-        grace, left = memory.plan.grace[:, :, view.slot], memory.left[:, :, view.slot, None]
-        free = memory.free[:, view.slot, None].expand(mine.shape)
-        more = after_turn(grace, free, needed, left)
+        needed = (share * plan.slots)[..., None]
+        mine, grace = plan.bands[:, :, slot], plan.grace[:, :, slot]
+        free = memory.free[:, slot, None].expand(mine.shape)
+        more = after_turn(grace, free, needed, memory.left[:, :, slot, None])
         mine = mine | (more & ~mine.any(-1, keepdim=True))
         best = torch.where(mine, view.fading, -1.0).argmax(-1)
         return full_power(view, torch.where(mine.any(-1), best, -1))
 
 
 class WrapAroundChoice(WrapAroundSchedule):
-    """The same, where sub-bands the plan leaves empty are reserved for those who send.
+    """The same, but sub-bands the plan leaves empty are reserved for those who send.
 
-    Having two or three to choose from lets clients finish who are too weak for one.
+    With two or three to choose from, clients finish that are too weak for one.
     """
 
     name = "wrap-around-choice"
@@ -126,8 +113,9 @@ class FinishFeedbackSchedule:
     gradient_aware = False
 
     def begin(self, view: View) -> Queue:
-        """Everybody waits in order of expected time, but who has nothing to send, in front."""
-        order = _shortest_first(view, _expected_slots(view))
+        """Everybody waits in order of expected time; clients with nothing to send come first."""
+        slots = expected_slots(view.scenario, view.snr, view.remaining_bits)
+        order = shortest_first(view.scenario, slots, view.round_index)
         return Queue(order, torch.full_like(order, -1), (~view.active).sum(-1))
 
     def act(self, view: View, memory: Queue) -> Action:
@@ -159,8 +147,10 @@ class ShortestRemainingFirst:
     def act(self, view: View, memory: None) -> Action:
         """As many clients as there are sub-bands, assigned for the greatest sum rate."""
         scenario = view.scenario
-        slots = _expected_slots(view).masked_fill(~view.active, torch.inf)
-        chosen = _shortest_first(view, slots)[:, : scenario.bands]  # [episode, place]
+        slots = expected_slots(scenario, view.snr, view.remaining_bits)
+        slots = slots.masked_fill(~view.active, torch.inf)
+        order = shortest_first(scenario, slots, view.round_index)
+        chosen = order[:, : scenario.bands]  # [episode, place]
         rows = chosen[..., None].expand(-1, -1, scenario.bands)
         place_band, _ = assign(torch.log1p(view.received_snr.gather(1, rows)))
         band = torch.full_like(view.active, -1, dtype=torch.int64).scatter(1, chosen, place_band)

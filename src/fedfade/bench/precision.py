@@ -1,17 +1,14 @@
 """What reduced precision does to results: accuracy of the model, values of the agents."""
 
-from __future__ import annotations
+from typing import get_args
 
-import time
-from statistics import mean, stdev
-from typing import NamedTuple, get_args
-
+import pandas as pd
 import torch
 from torch import Tensor
 
-from fedfade.agents.trainer import Trainer
-from fedfade.bench import machine, without_compiling
+from fedfade.agents import Trainer
 from fedfade.bench.stage import REDUCED, forget
+from fedfade.bench.timing import Figures, machine, wall_clock, without_compiling
 from fedfade.config import Config, Precision, load_config
 from fedfade.device import matrix_products
 from fedfade.learning import Federation, learning_curve, load_data
@@ -19,30 +16,18 @@ from fedfade.learning import Federation, learning_curve, load_data
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
-class Effect(NamedTuple):
-    """One precision against float32, seed by seed."""
-
-    precision: Precision
-    accuracy: float  # mean over seeds
-    between_seeds: float  # standard deviation over seeds
-    difference: float  # mean over seeds of (this - fp32)
-    difference_error: float  # standard error of that mean
-    s: float
-
-
 def measure(
     device: torch.device, rounds: int | None = None, seeds: int = 5, batches: int = 20
-) -> dict[str, object]:
+) -> Figures:
     """Accuracy after perfect uploads, and Q-values of one batch of observations.
 
     On the CPU sizes are small and tf32 is float32.
     """
     full = device.type == "cuda"
-    config = load_config("paper", [] if full else REDUCED)
+    config = load_config("paper", [] if full else REDUCED.split())
     rounds = rounds or config.run.rounds
-    effects = accuracy(config, device, rounds, seeds)
     return {
-        "accuracy": [effect._asdict() for effect in effects],
+        "accuracy": accuracy(config, device, rounds, seeds).to_dict("records"),
         "q_values": q_values(config, device, batches),
         "rounds": rounds,
         "seeds": seeds,
@@ -52,33 +37,32 @@ def measure(
     } | machine()
 
 
-def accuracy(config: Config, device: torch.device, rounds: int, seeds: int) -> list[Effect]:
-    """Test accuracy in every precision from the same weights, data and mini-batches."""
+def accuracy(config: Config, device: torch.device, rounds: int, seeds: int) -> pd.DataFrame:
+    """Test accuracy in every precision from the same weights, data and mini-batches.
+
+    `between_seeds` is the standard deviation over seeds, `difference` the mean over seeds of
+    (this - fp32), `difference_error` the standard error of that mean.
+    """
     dataset = load_data(config.learning)
-    found: list[Effect] = []
-    exact: list[float] = []
+    final: dict[Precision, list[float]] = {}
+    spent_s = []
     for precision in PRECISIONS:
-        forget(device)
-        begin = time.perf_counter()
+        forget()
+        begin = wall_clock()
         federation = Federation(config.learning, dataset, device=device, precision=precision)
-        final = learning_curve(federation, range(seeds), rounds, evaluate_every=rounds)[-1].accuracy
-        exact = exact or final
-        differences = [a - b for a, b in zip(final, exact, strict=True)]
-        found.append(
-            Effect(
-                precision,
-                mean(final),
-                _spread(final),
-                mean(differences),
-                _spread(differences) / seeds**0.5,
-                time.perf_counter() - begin,
-            )
-        )
-    return found
-
-
-def _spread(values: list[float]) -> float:
-    return stdev(values) if len(values) > 1 else 0.0
+        curve = learning_curve(federation, range(seeds), rounds, evaluate_every=rounds)
+        final[precision] = curve[-1].accuracy
+        spent_s.append(wall_clock() - begin)
+    found = pd.DataFrame(final)  # [seed, precision]
+    difference = found.sub(found["fp32"], axis=0)
+    columns = {
+        "accuracy": found.mean(),
+        "between_seeds": found.std(),
+        "difference": difference.mean(),
+        "difference_error": difference.sem(),
+    }
+    # One seed has no deviation.
+    return pd.DataFrame(columns).fillna(0.0).assign(s=spent_s).reset_index(names="precision")
 
 
 def q_values(config: Config, device: torch.device, batches: int) -> dict[str, float]:
@@ -93,17 +77,17 @@ def q_values(config: Config, device: torch.device, batches: int) -> dict[str, fl
         trainer = Trainer(config, device)
         for _ in range(batches):
             trainer.play_batch()
-    seen = trainer.replay.observation[..., : config.qmix.batch_size, :]
-    exact, quick = (_values(trainer, seen, precision) for precision in ("fp32", "tf32"))
+    seen = trainer.replay.observation[..., : config.qmix.batch_size, :].contiguous()
+
+    @torch.no_grad()
+    def values(precision: Precision) -> Tensor:
+        with matrix_products(precision):
+            found: Tensor = trainer.learner.agents(seen)
+        return found
+
+    exact, quick = values("fp32"), values("tf32")
     return {
         "largest_difference": float((exact - quick).abs().max() / exact.abs().max()),
         "same_action": float((exact.argmax(-1) == quick.argmax(-1)).float().mean()),
         "batches": float(batches),
     }
-
-
-@torch.no_grad()
-def _values(trainer: Trainer, seen: Tensor, precision: Precision) -> Tensor:
-    with matrix_products(precision):
-        values: Tensor = trainer.learner.agents(seen.contiguous())
-    return values

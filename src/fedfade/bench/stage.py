@@ -1,45 +1,34 @@
 """What the figures of one GPU are measured on: sizes, data, and how a figure is told."""
 
-from __future__ import annotations
-
 import gc
 import json
-from collections.abc import Callable
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, TypeVar
 
 import torch
 
-from fedfade.bench import median_ms
-from fedfade.bench.floors import Layer, products
-from fedfade.bench.learning import random_images
+from fedfade.agents import Trainer
+from fedfade.bench.federated_round import random_images
+from fedfade.bench.timing import Call, machine, median_ms, wall_clock
 from fedfade.config import Config, Precision, load_config
+from fedfade.device import matrix_products
 from fedfade.learning import Dataset, load_data
 from fedfade.learning.data import find_cifar10
 from fedfade.storage import write_npz
 
-if TYPE_CHECKING:
-    from fedfade.bench.whole_training import Training
-
-REDUCED = [
-    "learning.data=digits",
-    "learning.clients=4",
-    "learning.batch_size=20",
-    "learning.local_work=1",
-    "learning.payload_bits=400000",
-    "radio.slots=12",
-    "radio.subbands=2",
-    "radio.clusters=4",
-    "radio.subcarriers=4",
-    "qmix.hidden=[16, 8]",
-    "qmix.batch_size=32",
-    "qmix.replay_size=500",
-    "qmix.evaluate_every=2",
-    "run.rounds=6",
-    "run.evaluate_every=3",
-]
+T = TypeVar("T")
+REDUCED = """
+    learning.data=digits learning.clients=4 learning.batch_size=20 learning.local_work=1
+    learning.payload_bits=400000 radio.slots=12 radio.subbands=2 radio.clusters=4
+    radio.subcarriers=4 qmix.hidden=[16,8] qmix.batch_size=32 qmix.replay_size=500
+    qmix.evaluate_every=2 run.rounds=6 run.evaluate_every=3
+"""
 
 
 @dataclass(frozen=True)
@@ -82,69 +71,26 @@ class Figure:
         return {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in there.items()}
 
 
-class Sizes(NamedTuple):
-    """How much is measured."""
-
-    blocks: int  # of training batches
-    batches: int  # in a block: one evaluation and one drawing of fading among them
-    stretch: int  # calls timed together where one is too short
-    repeats: int
-    channel_rounds: int  # of 20 episodes
-    slots: int  # of max sum rate
-    grid_rounds: int  # of which one ends with a test
-    many_clients: int
-    epochs: int
-    seeds: int
-    cells: int  # along a side of the grid
-
-
-FULL = Sizes(
-    blocks=3,
-    batches=20,
-    stretch=100,
-    repeats=20,
-    channel_rounds=50,
-    slots=10_000,
-    grid_rounds=5,
-    many_clients=50,
-    epochs=3,
-    seeds=5,
-    cells=3,
-)
-SMALL = Sizes(
-    blocks=1,
-    batches=2,
-    stretch=3,
-    repeats=1,
-    channel_rounds=2,
-    slots=30,
-    grid_rounds=3,
-    many_clients=5,
-    epochs=1,
-    seeds=2,
-    cells=1,
-)
-
-
 @dataclass
 class Stage:
-    """What all figures are measured on."""
+    """What all figures are measured on: the paper's sizes on CUDA, small ones on a CPU."""
 
     device: torch.device
     precision: Precision
     folder: Path  # for what a figure has to write down
     full: bool = True
-    trainings: dict[int, Training] = field(default_factory=dict)
-    """Those measured already, by the number of seeds."""
+    trainings: dict[int, Any] = field(default_factory=dict)  # those measured, by number of seeds
 
-    @property
-    def sizes(self) -> Sizes:
-        """Those of the device."""
-        return FULL if self.full else SMALL
+    @classmethod
+    @contextmanager
+    def open(cls, device: torch.device, precision: Precision) -> Iterator["Stage"]:
+        """With a folder, and matrix products in this precision."""
+        with tempfile.TemporaryDirectory() as folder, matrix_products(precision):
+            yield cls(device, precision, Path(folder), full=device.type == "cuda")
 
-    def wanted(self, value: float) -> float | None:
-        """Small sizes are not what anything is wanted of."""
-        return value if self.full else None
+    def size(self, full: T, small: T) -> T:
+        """How much is measured or wanted, which of small sizes is nothing."""
+        return full if self.full else small
 
     @cached_property
     def data(self) -> str:
@@ -153,12 +99,10 @@ class Stage:
             return "digits"
         if find_cifar10() is not None:
             return "cifar10"
-        noise = random_images(60_000)
-        path = self.folder / "noise.npz"
-        parts = {"images": noise.train_images[:50_000], "labels": noise.train_labels[:50_000]}
-        parts |= {"test_images": noise.train_images[50_000:]}
-        parts |= {"test_labels": noise.train_labels[50_000:]}
-        write_npz(path, {name: part.numpy() for name, part in parts.items()})
+        noise, path = random_images(60_000), self.folder / "noise.npz"
+        images, labels = noise.train_images.numpy(), noise.train_labels.numpy()
+        parts = {"images": images[:50_000], "labels": labels[:50_000]}
+        write_npz(path, parts | {"test_images": images[50_000:], "test_labels": labels[50_000:]})
         return str(path)
 
     @cached_property
@@ -168,21 +112,39 @@ class Stage:
 
     def config(self, *overrides: str) -> Config:
         """The paper's, or a small one."""
-        changes = [] if self.full else list(REDUCED)
-        changes += [f"learning.data={json.dumps(self.data)}", f"run.precision={self.precision}"]
-        return load_config("paper", [*changes, *overrides])
+        changes = [*self.size("", REDUCED).split(), f"learning.data={json.dumps(self.data)}"]
+        return load_config("paper", [*changes, f"run.precision={self.precision}", *overrides])
 
-    def milliseconds(self, work: Callable[[], object], repeats: int = 0, times: int = 1) -> float:
-        """Median time of a call."""
-        return median_ms(work, repeats or self.sizes.repeats, self.device, times)
+    def milliseconds(self, call: Call, repeats: int = 0, calls: int = 1) -> float:
+        """Median time of a call; on the CPU its own time, whatever else the machine does."""
+        clock = time.process_time if self.device.type == "cpu" else wall_clock
+        return median_ms(call, repeats or self.size(20, 1), calls, clock)
 
-    def floor_ms(self, layers: list[Layer]) -> float:
-        """Time of bare matrix products."""
-        return self.milliseconds(products(layers), times=self.sizes.stretch)
+    def about(self) -> dict[str, object]:
+        """What the figures were measured with."""
+        sizes = {"device": self.device.type, "full_size": self.full, "precision": self.precision}
+        return sizes | machine()
 
 
-def forget(device: torch.device) -> None:
-    """Leave the device's memory to what comes next."""
+def updates(trainer: Trainer, count: int) -> Call:
+    """The same updates again and again: random numbers are drawn ahead for a batch only."""
+    qmix, first = trainer.config.qmix, trainer.updates.clone()
+    trainer.replay.draw_ahead(first, trainer._most_updates, qmix.batch_size)
+
+    def learn() -> None:
+        trainer.updates.copy_(first)
+        for _ in range(count):
+            trainer.update()
+
+    return learn
+
+
+def forget() -> None:
+    """Leave the memory to what comes next."""
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()  # does nothing where CUDA is not in use
+
+
+def sentence(error: Exception) -> str:
+    """What went wrong, on one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

@@ -1,13 +1,10 @@
 """`fedfade bound`: the convergence bound against what really happens."""
 
-from __future__ import annotations
-
-import csv
-import io
 import json as json_format
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -22,11 +19,6 @@ from fedfade.commands.options import (
     time_left,
     with_fields,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fedfade.learning.estimation import BoundRow
 
 
 def bound(
@@ -57,10 +49,8 @@ def bound(
     from fedfade.errors import UserError, not_allowed
     from fedfade.experiments.bound import policy_delivery
     from fedfade.experiments.comparison import QMIX
-    from fedfade.learning import Federation, load_data
-    from fedfade.learning.estimation import bound_along_run
-    from fedfade.learning.figures import bound_terms, save
-    from fedfade.storage import write_text
+    from fedfade.learning import Federation, bound_along_run, load_data
+    from fedfade.storage import save_figure, write_text
 
     if figure is not None:
         check_output("--figure", figure, *PICTURES)
@@ -77,60 +67,48 @@ def bound(
         "run.device": device,
     }
     config = load_config(preset, with_fields(overrides, fields))
+    learning, run = config.learning, config.run
     federation = Federation(
-        config.learning,
-        load_data(config.learning),
-        device=pick_device(config.run.device),
-        precision=config.run.precision,
+        learning, load_data(learning), device=pick_device(run.device), precision=run.precision
     )
     arrived = delivered if policy is None else policy_delivery(config, policy, federation)
-    rows: list[BoundRow] = []
-    total = config.run.rounds
-    with stopping_cleanly("nothing was written"), time_left("rounds", total) as tell:
-        for row in bound_along_run(federation, config.run.seed, total, arrived, draws):
-            rows.append(row)
-            tell(len(rows), "measuring")
+    found = []
+    with stopping_cleanly("nothing was written"), time_left("rounds", run.rounds) as tell:
+        for row in bound_along_run(federation, run.seed, run.rounds, arrived, draws):
+            found.append(row)
+            tell(len(found), "measuring")
+    rows = [asdict(row) for row in found]
     _print(rows)
-    who = "all of" if delivered is None else f"{delivered} random of"
-    who = f"{policy} decides which of" if policy is not None else who
     if table is not None:
-        write_text(table, _csv(rows))
+        lines = [",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
+        write_text(table, "\n".join(lines) + "\n")
     if figure is not None:
-        title = f"{config.learning.data}: {who} {config.learning.clients} clients deliver"
-        save(bound_terms(rows, title), figure)
+        from fedfade.learning.plots import bound_terms
+
+        who = "all of" if delivered is None else f"{delivered} random of"
+        who = f"{policy} decides which of" if policy is not None else who
+        title = f"{learning.data}: {who} {learning.clients} clients deliver"
+        save_figure(bound_terms(found, title), figure)
     if json:
-        typer.echo(json_format.dumps({"rounds": [asdict(row) for row in rows]}))
+        typer.echo(json_format.dumps({"rounds": rows}))
 
 
-def _print(rows: Sequence[BoundRow]) -> None:
+def _print(rows: Sequence[dict[str, Any]]) -> None:
     headings = ["round", "in", "L", "sigma_l", "sigma_g", "|∇F|²", "|ḡ-g|²"]
     headings += ["C1 term", "C2 term", "C3", "bound", "rescaled", "measured"]
     table = Table(*headings, box=None)
     every = max(1, len(rows) // 20)
     for row in rows:
-        if row.round % every == 0 or row is rows[-1]:
-            values = [row.smoothness, row.local_deviation, row.global_deviation]
-            values += [row.gradient_squared, row.deviation, row.first, row.second, row.third]
-            values += [row.bound, row.rescaled, row.measured]
-            table.add_row(str(row.round), str(row.delivered), *(f"{v:.3g}" for v in values))
-    console = Console(width=max(Console().width, 118))
-    console.print(table)
-    held = sum(row.measured <= row.bound for row in rows)
-    held_rescaled = sum(row.measured <= row.rescaled for row in rows)
-    empty = sum(row.bound >= 0 for row in rows)
-    allowed = sum(row.rate_allowed for row in rows)
-    console.print(
+        if row["round"] % every == 0 or row is rows[-1]:
+            number, delivered, *values = (v for name, v in row.items() if name != "rate_allowed")
+            table.add_row(str(number), str(delivered), *(f"{value:.3g}" for value in values))
+    Console(width=max(Console().width, 118)).print(table)
+    held = sum(row["measured"] <= row["bound"] for row in rows)
+    held_rescaled = sum(row["measured"] <= row["rescaled"] for row in rows)
+    empty = sum(row["bound"] >= 0 for row in rows)
+    allowed = sum(row["rate_allowed"] for row in rows)
+    typer.echo(
         f"bound held in {held} of {len(rows)} rounds (rescaled: {held_rescaled}); in {empty} it "
         f"is not below zero, so it promises no decrease; local rate within 1/(√8 E L) in "
-        f"{allowed} (L is the largest slope change seen, a lower estimate)",
-        highlight=False,
-        soft_wrap=True,
+        f"{allowed} (L is the largest slope change seen, a lower estimate)"
     )
-
-
-def _csv(rows: Sequence[BoundRow]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(asdict(rows[0])), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(row) for row in rows)
-    return text.getvalue()

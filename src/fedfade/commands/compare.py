@@ -1,9 +1,8 @@
 """`fedfade compare`: which allocation policy gives the best model?"""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -16,12 +15,7 @@ from fedfade.commands.options import (
     time_left,
     with_fields,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from fedfade.config import Config
-    from fedfade.experiments import Row
+from fedfade.config import Config, load_config, preset_names
 
 
 def compare(
@@ -47,10 +41,9 @@ def compare(
     overrides: SetOption = None,
 ) -> None:
     """Run every policy on the same channel and data; write a report with pictures."""
-    from fedfade.config import load_config, preset_names
     from fedfade.device import pick_device
     from fedfade.experiments import RunFolder, batches, stored_rows, write_report
-    from fedfade.experiments.report import left_out_lines
+    from fedfade.experiments.report import genie_line, left_out_lines, summary_table, verdict
 
     fields = {
         "allocation.policies": None if policies is None else _listed(policies),
@@ -81,7 +74,8 @@ def compare(
         rows = stored_rows(folder)
         record = folder.record
         report = write_report(folder.path, config, record, rows)
-    _print_summary(rows, config.learning.clients, record.get("scopes", {}))
+    summary = summary_table(rows, record.get("scopes", {}))
+    _print_summary(summary, verdict(rows, config.learning.clients), genie_line(rows) or "")
     for line in left_out_lines(rows):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     typer.echo(f"report: {report}")
@@ -111,11 +105,10 @@ def _with_shipped(config: Config, console: Console) -> dict[str, list[str]]:
     return {"allocation.policies": names}
 
 
-def _print_summary(rows: Sequence[Row], clients: int, scopes: Mapping[str, str]) -> None:
-    from fedfade.experiments.report import genie_line, summary_table, verdict
-
+def _print_summary(summary: Sequence[Sequence[str]], *sentences: str) -> None:
+    """A table, names to the left and numbers to the right, and what follows from it."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    headings, *lines = summary_table(rows, scopes)
+    headings, *lines = summary
     for place, heading in enumerate(headings):
         table.add_column(heading, justify="left" if place < 2 else "right", no_wrap=place > 0)
     for line in lines:
@@ -124,4 +117,4 @@ def _print_summary(rows: Sequence[Row], clients: int, scopes: Mapping[str, str])
     if not console.is_terminal:
         console.width = 110  # a file or pipe has no width of its own
     console.print(table)
-    console.print(verdict(rows, clients), genie_line(rows) or "", highlight=False, markup=False)
+    console.print(*sentences, highlight=False, markup=False)

@@ -1,7 +1,5 @@
 """`fedfade data`: put a data set in place."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
@@ -16,37 +14,28 @@ def data(
     ] = None,
 ) -> None:
     """Use the data set that is there, or download it; then say what it holds."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
     from fedfade.config import LearningConfig
     from fedfade.errors import not_allowed
-    from fedfade.learning import load_data
-    from fedfade.learning.data import data_folder
+    from fedfade.learning import data_folder, load_data
+    from fedfade.learning.download import fetch_cifar10
 
     if name not in ("cifar10", "digits"):
         raise not_allowed("data set", name, "cifar10 or digits (your own .npz need no command)")
     where = "bundled with scikit-learn"
     if name == "cifar10":
-        where = str(_fetch(data_folder(data_dir)))
+        columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task("CIFAR-10", total=None, visible=False)
+
+            def tell(done: int, total: int) -> None:
+                bar.update(task, completed=done, total=total or None, visible=True)
+
+            where = str(fetch_cifar10(data_folder(data_dir), tell=tell))
     found = load_data(LearningConfig(data=name, data_dir=str(data_dir) if data_dir else None))
-    channels, rows, columns = found.shape
-    Console().print(
+    channels, height, width = found.shape
+    typer.echo(
         f"{name}: {len(found.train_labels)} training and {len(found.test_labels)} test images of "
-        f"{rows} x {columns} x {channels}, {len(found.classes)} classes, {where}",
-        highlight=False,
-        soft_wrap=True,
+        f"{height} x {width} x {channels}, {len(found.classes)} classes, {where}"
     )
-
-
-def _fetch(folder: Path) -> Path:
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-
-    from fedfade.learning.download import fetch_cifar10
-
-    with Progress(
-        BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=Console(stderr=True)
-    ) as bar:
-        task = bar.add_task("CIFAR-10", total=None, visible=False)
-
-        def tell(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total or None, visible=True)
-
-        return fetch_cifar10(folder, tell=tell)

@@ -1,7 +1,5 @@
 """`fedfade export`: trained agents for devices without PyTorch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
@@ -16,8 +14,8 @@ def export(
     onnx: Annotated[Path, typer.Option(help="folder to write the ONNX files to")],
 ) -> None:
     """Write one small ONNX file per client and the normalisation of its inputs."""
+    from fedfade.agents import agents_folder
     from fedfade.agents.export import decision_us, export_agents
-    from fedfade.agents.policy import agents_folder
 
     files = export_agents(agents_folder(folder), onnx)
     size = sum(path.stat().st_size for path in files) // len(files)

@@ -1,16 +1,11 @@
 """`fedfade learn`: FedAvg without a radio, every upload delivered."""
 
-from __future__ import annotations
-
-import csv
-import io
 import json as json_format
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fedfade.commands.options import (
     PresetArgument,
@@ -19,11 +14,6 @@ from fedfade.commands.options import (
     time_left,
     with_fields,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fedfade.learning.round import CurvePoint
 
 
 def learn(
@@ -47,7 +37,7 @@ def learn(
     from fedfade.config import load_config
     from fedfade.device import pick_device
     from fedfade.learning import Federation, learning_curve, load_data
-    from fedfade.storage import check_folder
+    from fedfade.storage import check_folder, save_figure, write_text
 
     if out is not None:
         check_folder(out)
@@ -60,60 +50,48 @@ def learn(
         "run.precision": precision,
     }
     config = load_config(preset, with_fields(overrides, fields))
-    run = config.run
-    all_seeds = [run.seed + i for i in range(run.seeds)]
+    learning, run = config.learning, config.run
     federation = Federation(
-        config.learning,
-        load_data(config.learning),
-        device=pick_device(run.device),
-        precision=run.precision,
+        learning, load_data(learning), device=pick_device(run.device), precision=run.precision
     )
+    numbers = list(range(run.seed, run.seed + run.seeds))
     begin = time.perf_counter()
     with stopping_cleanly("nothing was written"), time_left("rounds", run.rounds) as tell:
         points = learning_curve(
-            federation, all_seeds, run.rounds, run.evaluate_every, delivered, tell
+            federation, numbers, run.rounds, run.evaluate_every, delivered, tell
         )
     seconds = time.perf_counter() - begin
+    if out is not None:
+        lines = ["round,seed,accuracy,loss"]
+        for point in points:
+            rows = zip(numbers, point.accuracy, point.loss, strict=True)
+            lines += [f"{point.rounds},{s},{right:.6f},{loss:.6f}" for s, right, loss in rows]
+        write_text(out / "curve.csv", "\n".join(lines) + "\n")
+        try:
+            from fedfade.learning.plots import learning_curves
+
+            title = f"{learning.data}, FedAvg, {Path(preset).stem}"
+            accuracies = [point.accuracy for point in points]
+            figure = learning_curves([point.rounds for point in points], accuracies, title)
+            save_figure(figure, out / "accuracy.png")
+        except ImportError:  # a machine that only trains need not have Matplotlib
+            typer.echo("Matplotlib is not installed: no picture.", err=True)
     final = points[-1].accuracy
     mean = sum(final) / len(final)
-    if out is not None:
-        _write(out, points, all_seeds, f"{config.learning.data}, FedAvg, {Path(preset).stem}")
     each = ", ".join(f"{100 * value:.1f}" for value in final)
-    Console().print(
+    typer.echo(
         f"after {run.rounds} rounds: {100 * mean:.1f} % mean test accuracy over {len(final)} "
-        f"seed(s) ({each}), {seconds:.0f} s on {federation.device.type}",
-        highlight=False,
-        soft_wrap=True,
+        f"seed(s) ({each}), {seconds:.0f} s on {federation.device.type}"
     )
     if json:
-        typer.echo(
-            json_format.dumps(
-                {
-                    "rounds": run.rounds,
-                    "seeds": all_seeds,
-                    "accuracy": final,
-                    "mean_accuracy": mean,
-                    "loss": points[-1].loss,
-                    "seconds": seconds,
-                    "device": str(federation.device),
-                    "precision": run.precision,
-                }
-            )
-        )
-
-
-def _write(out: Path, points: Sequence[CurvePoint], seeds: Sequence[int], title: str) -> None:
-    from fedfade.learning.figures import learning_curves, save
-    from fedfade.storage import write_text
-
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["round", "seed", "accuracy", "loss"])
-    for point in points:
-        for seed, accuracy, loss in zip(seeds, point.accuracy, point.loss, strict=True):
-            writer.writerow([point.rounds, seed, f"{accuracy:.6f}", f"{loss:.6f}"])
-    write_text(out / "curve.csv", text.getvalue())
-    try:
-        save(learning_curves(points, seeds, title), out / "accuracy.png")
-    except ImportError:  # a machine that only trains need not have Matplotlib
-        Console(stderr=True).print("Matplotlib is not installed: no picture.", highlight=False)
+        summary = {
+            "rounds": run.rounds,
+            "seeds": numbers,
+            "accuracy": final,
+            "mean_accuracy": mean,
+            "loss": points[-1].loss,
+            "seconds": seconds,
+            "device": str(federation.device),
+            "precision": run.precision,
+        }
+        typer.echo(json_format.dumps(summary))

@@ -1,15 +1,11 @@
 """A mistake in an option is told like any other: in one sentence, not with a page of usage."""
 
-from __future__ import annotations
-
-import difflib
 import re
-from collections.abc import Iterable
 from typing import Any
 
 import click
 
-from fedfade.errors import UserError
+from fedfade.errors import UserError, unknown
 
 
 def mistake(error: click.ClickException) -> UserError:
@@ -32,8 +28,8 @@ def mistake(error: click.ClickException) -> UserError:
         return _bad_value(error.message, error.param)
     command = re.match(r"No such command '(.*?)'", error.message, re.DOTALL)
     if command and context and isinstance(context.command, click.Group):
-        group = context.command
-        return _unknown("command", command[1], context.command_path, group.list_commands(context))
+        known = context.command.list_commands(context)
+        return unknown(command[1], "command", context.command_path, known)
     words = error.message.rstrip(". ")
     hint = f": {context.command_path} --help shows what there is" if context else ""
     return UserError(f"{words[:1].lower()}{words[1:]}{hint}.")
@@ -45,14 +41,7 @@ def _unknown_option(name: str, context: click.Context | None) -> UserError:
         for parameter in (context.command.get_params(context) if context else ())
         if isinstance(parameter, click.Option)
     ]
-    return _unknown("option", name, context.command_path if context else "fedfade", known)
-
-
-def _unknown(kind: str, name: str, owner: str, known: Iterable[str]) -> UserError:
-    known = list(known)
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    return UserError(f"{name[:80]} is not a known {kind}: {hint}{owner} has {', '.join(known)}.")
+    return unknown(name, "option", context.command_path if context else "fedfade", known)
 
 
 def _missing(parameter: click.Parameter, context: click.Context | None) -> UserError:

@@ -1,7 +1,5 @@
 """What commands share: options, progress with time left, stopping cleanly."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -64,7 +62,7 @@ def check_output(option: str, path: Path, *suffixes: str) -> None:
 def time_left(unit: str, total: int) -> Iterator[Callable[[float, str], None]]:
     """A progress bar on standard error; yields a function of (done, what is being done).
 
-    The last line stays, unless nothing was done: who is refused sees the reason alone.
+    The last line stays, unless nothing was done: a user who is refused sees the reason alone.
     """
     bar = Progress(
         SpinnerColumn(),

@@ -1,10 +1,8 @@
 """`fedfade partition`: who owns which samples."""
 
-from __future__ import annotations
-
 import json as json_format
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -12,9 +10,7 @@ from rich.table import Table
 
 from fedfade.commands.options import PICTURES, SetOption, check_output, with_fields
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+_CLASSES_SHOWN = 12
 
 
 def partition(
@@ -33,7 +29,7 @@ def partition(
     """Count every client's samples per class, and draw the paper's picture of it."""
     from fedfade.config import load_config
     from fedfade.learning import class_counts, deal, load_data
-    from fedfade.learning.figures import class_distribution, save
+    from fedfade.storage import save_figure
 
     if figure is not None:
         check_output("--figure", figure, *PICTURES)
@@ -43,45 +39,33 @@ def partition(
     alphas = list(dict.fromkeys(alpha or [base.alpha]))
     configs = [load_config(preset, [*changes, f"learning.alpha={a}"]).learning for a in alphas]
     dataset = load_data(base)
-    labels = dataset.train_labels.numpy()
-    counts = {
-        config.alpha: class_counts(labels, deal(config, labels, seed), len(dataset.classes))
+    labels, classes = dataset.train_labels.numpy(), dataset.classes
+    counts = {  # alpha: [client, class]
+        config.alpha: class_counts(labels, deal(config, labels, seed), len(classes))
         for config in configs
     }
-    for value, table in counts.items():
-        _print(value, table, dataset.classes)
+    for value, rows in counts.items():
+        shown = classes[:_CLASSES_SHOWN]
+        table = Table("client", *shown, "all", box=None, title=f"alpha = {value:g}")
+        for client, row in enumerate(rows):
+            table.add_row(str(client), *map(str, row[: len(shown)]), str(row.sum()))
+        Console().print(table)
+        if len(classes) > len(shown):
+            typer.echo(f"... and {len(classes) - len(shown)} more classes")
     if figure is not None:
+        from fedfade.learning.plots import class_distribution
+
         title = f"{dataset.name}, {base.clients} clients, {base.partition}, seed {seed}"
-        save(class_distribution(counts, dataset.classes, title), figure)
-        Console().print(f"figure: {figure}", highlight=False)
+        save_figure(class_distribution(counts, classes, title), figure)
+        typer.echo(f"figure: {figure}")
     if json:
-        typer.echo(json_format.dumps(_summary(counts, dataset.name, dataset.classes, seed)))
-
-
-def _print(alpha: float, counts: NDArray[np.int64], classes: tuple[str, ...]) -> None:
-    shown = classes[:12]
-    table = Table("client", *shown, "all", box=None, title=f"alpha = {alpha:g}")
-    for client, row in enumerate(counts):
-        cells = [str(value) for value in row[: len(shown)]]
-        table.add_row(str(client), *cells, str(row.sum()))
-    Console().print(table)
-    if len(classes) > len(shown):
-        Console().print(f"... and {len(classes) - len(shown)} more classes", highlight=False)
-
-
-def _summary(
-    counts: dict[float, NDArray[np.int64]], name: str, classes: tuple[str, ...], seed: int
-) -> dict[str, object]:
-    return {
-        "data": name,
-        "seed": seed,
-        "classes": list(classes),
-        "partitions": [
+        partitions = [
             {
-                "alpha": alpha,
-                "counts": table.tolist(),
-                "share_std": float((table / table.sum(1, keepdims=True)).std(1).mean()),
+                "alpha": value,
+                "counts": rows.tolist(),
+                "share_std": float((rows / rows.sum(1, keepdims=True)).std(1).mean()),
             }
-            for alpha, table in counts.items()
-        ],
-    }
+            for value, rows in counts.items()
+        ]
+        summary = {"data": dataset.name, "seed": seed, "classes": list(classes)}
+        typer.echo(json_format.dumps(summary | {"partitions": partitions}))

@@ -1,7 +1,5 @@
 """`fedfade replay`: a picture of one round of a finished comparison, slot by slot."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
@@ -20,8 +18,8 @@ def replay(
     """Draw who was on which sub-band at which power, and whose bits ran out in time."""
     from fedfade.commands.options import PICTURES, check_output
     from fedfade.experiments.replay import replay_figure
-    from fedfade.learning.figures import save
+    from fedfade.storage import save_figure
 
     check_output("--out", out, *PICTURES)
-    save(replay_figure(folder, policy, seed, round_number), out)
+    save_figure(replay_figure(folder, policy, seed, round_number), out)
     typer.echo(f"picture: {out}")

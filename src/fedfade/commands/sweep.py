@@ -1,10 +1,9 @@
 """`fedfade sweep`: many configurations on many processes or machines, one table."""
 
-from __future__ import annotations
-
 import os
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,17 +12,13 @@ from rich.table import Table
 
 from fedfade.commands.options import stopping_cleanly, time_left, with_fields
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from fedfade.experiments.sweep import Compute, Progress, Sweep
-    from fedfade.experiments.workers import Task
-
 _SHOWN = 40  # lines of the table on the terminal; the file has all
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="SWEEP.yaml", help="what to run; docs/scale.md")],
+    file: Annotated[
+        Path, typer.Argument(metavar="SWEEP.yaml", help="what to run; docs/how-to/sweep.md")
+    ],
     workers: Annotated[
         int | None, typer.Option(min=1, help="processes on this machine; one a core if not given")
     ] = None,
@@ -35,25 +30,39 @@ def sweep(
 ) -> None:
     """Run a grid or list of configurations; finished points are skipped."""
     from fedfade.errors import UserError
-    from fedfade.experiments.sweep import load_sweep, run_sweep
+    from fedfade.experiments.sweep import (
+        Compute,
+        SweepProgress,
+        load_sweep,
+        run_sweep,
+        seed_means,
+        sweep_table,
+    )
+    from fedfade.experiments.workers import on_ray, on_this_machine
 
     if ray is not None and workers is not None:
         raise UserError("--workers and --ray exclude each other: choose one.")
     asked = load_sweep(file, with_fields(None, {"learning.data_dir": data_dir}))
     folder = out or Path("runs") / f"sweep-{file.stem}"
-    compute = _ray_compute(asked, ray) if ray is not None else _local_compute(asked, workers)
+    resources, retries = asked.asked.resources, asked.asked.retries
+    count = workers or max(1, (os.cpu_count() or 1) // resources.cpus)
+    compute: Compute = (
+        partial(on_this_machine, workers=count, resources=resources, retries=retries)
+        if ray is None
+        else partial(on_ray, address=ray, resources=resources, retries=retries)
+    )
     total = len(asked.points)
     with (
         stopping_cleanly(f"the same command continues in {folder}"),
         time_left("points", total) as bar,
     ):
 
-        def tell(progress: Progress) -> None:
+        def tell(progress: SweepProgress) -> None:
             running = f"{len(progress.parts)} running, " if progress.parts else ""
             bar(progress.points, f"{running}{progress.failed} failed")
 
         failures = run_sweep(asked, folder, compute, tell)
-    _print_table(asked, folder)
+    _print_table(seed_means(asked, sweep_table(asked, folder, {})))
     typer.echo(f"table: {folder / 'sweep.csv'}")
     if failures:
         name, reason = next(iter(failures.items()))
@@ -67,45 +76,17 @@ def sweep(
         raise typer.Exit(1)
 
 
-def _local_compute(asked: Sweep, workers: int | None) -> Compute:
-    from fedfade.experiments.workers import on_this_machine
-
-    count = workers or max(1, (os.cpu_count() or 1) // asked.resources.cpus)
-
-    def compute(
-        tasks: Sequence[Task], share: Callable[[str, float], None]
-    ) -> Iterable[tuple[Task, str | None]]:
-        return on_this_machine(tasks, count, asked.resources, share)
-
-    return compute
-
-
-def _ray_compute(asked: Sweep, address: str) -> Compute:
-    from fedfade.experiments.workers import on_ray
-
-    def compute(
-        tasks: Sequence[Task], share: Callable[[str, float], None]
-    ) -> Iterable[tuple[Task, str | None]]:
-        return on_ray(tasks, address, asked.resources)
-
-    return compute
-
-
-def _print_table(asked: Sweep, folder: Path) -> None:
-    """Means over seeds of every point and policy."""
-    from fedfade.experiments.sweep import seed_means, table_lines
-
-    lines = seed_means(asked, table_lines(asked, folder, {}))
-    columns = list(dict.fromkeys(name for line in lines for name in line))
-    table = Table(*map(escape, columns), box=None, header_style="bold")
-    for line in lines[:_SHOWN]:
-        table.add_row(*(escape(_shown(line.get(name, ""))) for name in columns))
+def _print_table(means: Any) -> None:
+    """Means over seeds of every point and policy, a data frame."""
+    table = Table(*map(escape, means.columns), box=None, header_style="bold")
+    for line in means.head(_SHOWN).itertuples(index=False):
+        table.add_row(*(escape(_shown(value)) for value in line))
     console = Console()
     if not console.is_terminal:
         console.width = 140  # a file or pipe has no width of its own
     console.print(table)
-    if len(lines) > _SHOWN:
-        console.print(f"... and {len(lines) - _SHOWN} more lines", highlight=False)
+    if len(means) > _SHOWN:
+        console.print(f"... and {len(means) - _SHOWN} more lines", highlight=False)
 
 
 def _shown(value: object) -> str:

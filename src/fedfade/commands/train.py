@@ -1,9 +1,8 @@
 """`fedfade train`: train QMIX agents on the uplink."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,8 +15,13 @@ from fedfade.commands.options import (
     with_fields,
 )
 
-if TYPE_CHECKING:
-    from fedfade.agents import Report, Trainer
+MIXER_NAMES = {
+    "qmix": "QMIX",
+    "qplex": "QPLEX",
+    "vdn": "VDN",
+    "independent": "independent agents",
+}
+"""What a training is called, by its `qmix.mixer`."""
 
 
 def train(
@@ -42,9 +46,8 @@ def train(
     """Train agents; interrupted anywhere, the same command continues to the same result."""
     import torch
 
+    from fedfade.agents import saved_curve, seed_folder, tensorboard_installed
     from fedfade.agents import train as run
-    from fedfade.agents.curve import MIXER_NAMES
-    from fedfade.agents.run import seed_folder
     from fedfade.config import load_config
 
     fields = {
@@ -66,8 +69,10 @@ def train(
     begun = False
     with stopping_cleanly(advice), time_left(unit, total) as progress:
 
-        def tell(trainer: Trainer, reports: list[Report]) -> None:
+        def tell(_: object, reports: Sequence[Any]) -> None:
             nonlocal begun
+            if not begun and not tensorboard_installed():
+                _say("no TensorBoard files: pip install 'fedfade[tensorboard]' for them.")
             begun = True
             uploads = sum(report.uploads for report in reports) / len(reports)
             progress(reports[0].episodes, f"{uploads:.2f} uploads")
@@ -75,25 +80,18 @@ def train(
         numbers = range(config.run.seed, config.run.seed + seeds)
         trainer = run(config, out, tell, seeds=numbers)
     if not begun:
-        Console(stderr=True).print(f"already finished: {out}", highlight=False, markup=False)
+        _say(f"already finished: {out}")
     folders = [out] if seeds == 1 else [seed_folder(out, number) for number in numbers]
-    title = f"{MIXER_NAMES[config.qmix.mixer]} on {Path(preset).stem}"
-    _finish(folders, out, config.learning.clients, title, trainer)
-
-
-def _finish(folders: list[Path], out: Path, clients: int, title: str, trainer: Trainer) -> None:
-    """Last figures of every seed, its curve, and all of them in one picture."""
-    from fedfade.agents.run import saved_curve
-
     curves = [saved_curve(folder) for folder in folders]
+    clients = config.learning.clients
+    title = f"{MIXER_NAMES[config.qmix.mixer]} on {Path(preset).stem}"
     for folder, curve in zip(folders, curves, strict=True):
         last = curve[-max(1, len(curve) // 20) :]
         uploads = sum(report.uploads for report in last) / len(last)
         which = "" if folder == out else f"{folder.name}: "
         typer.echo(
             f"{which}{curve[-1].episodes} episodes, {trainer.learned} updates; uploads per round "
-            f"in the last {len(last) * trainer.rollout.episodes} episodes: {uploads:.2f} of "
-            f"{clients}"
+            f"in the last {len(last) * side_by_side} episodes: {uploads:.2f} of {clients}"
         )
     pictures = [([curve], folder) for folder, curve in zip(folders, curves, strict=True)]
     if folders != [out]:
@@ -103,13 +101,16 @@ def _finish(folders: list[Path], out: Path, clients: int, title: str, trainer: T
             _draw(shown, folder / "curve.png", clients, title)
         typer.echo(f"curve: {out / 'curve.png'}")
     except ImportError:
-        Console(stderr=True).print("no curve.png: Matplotlib is not installed.", highlight=False)
+        _say("no curve.png: Matplotlib is not installed.")
 
 
-def _draw(curves: list[list[Report]], path: Path, clients: int, title: str) -> None:
+def _say(sentence: str) -> None:
+    Console(stderr=True).print(sentence, highlight=False, markup=False)
+
+
+def _draw(curves: Sequence[Sequence[Any]], path: Path, clients: int, title: str) -> None:
     from fedfade.agents.curve import curve_figure
     from fedfade.storage import writing
 
-    figure = curve_figure(curves, clients, title)
     with writing(path) as temporary:
-        figure.savefig(temporary, dpi=120)
+        curve_figure(curves, clients, title).savefig(temporary, dpi=120)

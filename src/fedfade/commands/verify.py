@@ -1,7 +1,5 @@
 """`fedfade verify`: does a stored run still come out the same?"""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -13,23 +13,3 @@ from fedfade.experiments.report import write_report
 from fedfade.experiments.run_folder import RunFolder, open_finished
 from fedfade.experiments.side_by_side import SideBySide, batches, compare_many
 from fedfade.experiments.uploads import Uplink
-
-__all__ = [
-    "QMIX",
-    "Comparison",
-    "Row",
-    "RunFolder",
-    "SideBySide",
-    "Uplink",
-    "batches",
-    "compare_many",
-    "compared_names",
-    "compared_policy",
-    "open_finished",
-    "read_rows",
-    "series",
-    "stored_grams",
-    "stored_rows",
-    "summarise",
-    "write_report",
-]

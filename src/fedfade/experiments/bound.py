@@ -11,8 +11,14 @@ from fedfade.device import one_thread
 from fedfade.errors import not_allowed
 from fedfade.experiments.comparison import compared_policy
 from fedfade.experiments.uploads import Uplink
-from fedfade.learning import Deliver, Federation, Sent, load_data
-from fedfade.learning.estimation import BoundRow, bound_along_run
+from fedfade.learning import (
+    BoundRow,
+    Deliver,
+    Federation,
+    Sent,
+    bound_along_run,
+    load_data,
+)
 
 
 def bound_under(

@@ -1,20 +1,16 @@
 """The pictures of a comparison. Every function returns a figure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fedfade.allocation import GENIE, PERFECT, History
 from fedfade.experiments.metrics import Row, policies_of, series, served
 from fedfade.uplink import Scenario
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # One colour per policy everywhere; the rest take what is left of the palette.
 _COLOURS = {
@@ -46,8 +42,6 @@ def colour(policy: str, order: Sequence[str]) -> str:
 
 def blank(width: float, height: float) -> Figure:
     """An empty figure, sizes in inches."""
-    from matplotlib.figure import Figure
-
     return Figure(figsize=(width, height), layout="constrained")
 
 
@@ -71,65 +65,57 @@ def accuracy_figure(rows: Sequence[Row]) -> Figure:
     figure = blank(8, 4.6)
     axes = figure.subplots()
     order = [p for p in policies_of(rows) if p != GENIE]
-    seeds = 1
     for policy in order:
         accuracy = 100 * series(rows, policy, "accuracy")
-        seeds = len(accuracy)
         measured = ~np.isnan(accuracy).all(0)
         rounds = np.flatnonzero(measured) + 1
         low, middle, high = np.percentile(accuracy[:, measured], [10, 50, 90], axis=0)
-        style = "--" if policy == PERFECT else "-"
-        axes.plot(rounds, middle, style, color=colour(policy, order), label=policy, lw=1.8)
-        axes.fill_between(rounds, low, high, color=colour(policy, order), alpha=0.13, lw=0)
+        style, shade = "--" if policy == PERFECT else "-", colour(policy, order)
+        axes.plot(rounds, middle, style, color=shade, label=policy, lw=1.8)
+        axes.fill_between(rounds, low, high, color=shade, alpha=0.13, lw=0)
     axes.set(xlabel="federated round", ylabel="test accuracy in %")
-    axes.set_title(f"Test accuracy, {of_seeds(seeds)}", loc="left")
+    axes.set_title(f"Test accuracy, {of_seeds(len({row.seed for row in rows}))}", loc="left")
     axes.legend(frameon=False, fontsize=9)
     tidy(axes)
     return figure
 
 
-def uploads_figure(rows: Sequence[Row], clients: int) -> Figure:
-    """Delivered clients a round: mean, and how often how many."""
-    figure = blank(8, 0.55 * len(policies_of(rows)) + 1.4)
+def _lanes(order: Sequence[str], height: float, title: str) -> tuple[Figure, Any]:
+    """A figure with a horizontal lane per policy, `height` inches each."""
+    figure = blank(8, height * max(1, len(order)) + 1.4)
     axes = figure.subplots()
-    order = policies_of(rows)
-    for place, policy in enumerate(order):
-        delivered = series(rows, policy, "delivered").ravel()
-        shade = colour(policy, order)
-        axes.barh(place, delivered.mean(), color=shade, alpha=0.35, height=0.7)
-        values, counts = np.unique(delivered, return_counts=True)
-        axes.scatter(
-            values,
-            np.full(len(values), place),
-            s=220 * counts / len(delivered),
-            color=shade,
-            zorder=3,
-            clip_on=False,
-        )
-        axes.text(clients * 1.03, place, f"{delivered.mean():.2f}", va="center", fontsize=10)
     axes.set_yticks(range(len(order)), [f"{p} (bound)" if p == GENIE else p for p in order])
     axes.invert_yaxis()
-    axes.set(xlim=(0, clients), xlabel=f"clients that delivered, of {clients}")
-    axes.set_title("Uploads per round: bar = mean, dot = how often", loc="left")
+    axes.set_title(title, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def uploads_figure(rows: Sequence[Row], clients: int) -> Figure:
+    """Delivered clients a round: mean, and how often how many."""
+    order = policies_of(rows)
+    figure, axes = _lanes(order, 0.55, "Uploads per round: bar = mean, dot = how often")
+    for lane, policy in enumerate(order):
+        delivered = series(rows, policy, "delivered").ravel()
+        shade = colour(policy, order)
+        axes.barh(lane, delivered.mean(), color=shade, alpha=0.35, height=0.7)
+        values, counts = np.unique(delivered, return_counts=True)
+        size, lanes = 220 * counts / len(delivered), np.full(len(values), lane)
+        axes.scatter(values, lanes, s=size, color=shade, zorder=3, clip_on=False)
+        axes.text(clients * 1.03, lane, f"{delivered.mean():.2f}", va="center", fontsize=10)
+    axes.set(xlim=(0, clients), xlabel=f"clients that delivered, of {clients}")
     return figure
 
 
 def served_figure(rows: Sequence[Row], clients: int) -> Figure:
     """Who is served: share of rounds in which each client delivered, clients by rank."""
-    seeds = sorted({row.seed for row in rows})
-    shares = {
-        policy: np.mean(
-            [
-                np.sort(served([r for r in rows if r.seed == seed], policy, clients))[::-1]
-                for seed in seeds
-            ],
-            axis=0,
-        )
-        for policy in policies_of(rows)
-        if policy != GENIE
-    }
-    return share_map(shares)
+    by_seed = [[r for r in rows if r.seed == seed] for seed in sorted({r.seed for r in rows})]
+
+    def share(policy: str) -> NDArray[np.float64]:
+        ranked = [np.sort(served(own, policy, clients))[::-1] for own in by_seed]
+        return np.asarray(np.mean(ranked, axis=0))
+
+    return share_map({policy: share(policy) for policy in policies_of(rows) if policy != GENIE})
 
 
 def share_map(shares: Mapping[str, NDArray[np.float64]]) -> Figure:
@@ -141,15 +127,8 @@ def share_map(shares: Mapping[str, NDArray[np.float64]]) -> Figure:
     image = axes.imshow(percent, cmap="YlGnBu", vmin=0, vmax=100, aspect="auto")
     if clients <= 20:
         for (row, column), value in np.ndenumerate(percent):
-            axes.text(
-                column,
-                row,
-                f"{value:.0f}",
-                ha="center",
-                va="center",
-                fontsize=8,
-                color="white" if value > 55 else "black",
-            )
+            shade = "white" if value > 55 else "black"
+            axes.text(column, row, f"{value:.0f}", ha="center", va="center", size=8, color=shade)
         axes.set_xticks(range(clients), [str(c + 1) for c in range(clients)])
     axes.set_yticks(range(len(order)), order)
     axes.set_xlabel("client, most served first (mean over seeds)")
@@ -161,24 +140,18 @@ def share_map(shares: Mapping[str, NDArray[np.float64]]) -> Figure:
 def waste_figure(rows: Sequence[Row]) -> Figure:
     """Bits received a round: from finished uploads, and for nothing."""
     order = [p for p in policies_of(rows) if p not in (GENIE, PERFECT)]
-    figure = blank(8, 0.5 * max(1, len(order)) + 1.4)
-    axes = figure.subplots()
-    for place, policy in enumerate(order):
+    title = "Where the bits go: solid = delivered, hatched = unfinished uploads"
+    figure, axes = _lanes(order, 0.5, title)
+    for lane, policy in enumerate(order):
         sent = series(rows, policy, "bits_sent").mean() / 1e6
         wasted = series(rows, policy, "bits_wasted").mean() / 1e6
-        shade = colour(policy, order)
-        axes.barh(place, sent - wasted, color=shade, height=0.7)
-        axes.barh(
-            place, wasted, left=sent - wasted, color=shade, alpha=0.25, hatch="///", height=0.7
-        )
+        kept, shade = sent - wasted, colour(policy, order)
+        axes.barh(lane, kept, color=shade, height=0.7)
+        axes.barh(lane, wasted, left=kept, color=shade, alpha=0.25, hatch="///", height=0.7)
         share = wasted / sent if sent > 0 else math.nan
-        axes.text(sent, place, f"  {share:.0%} wasted", va="center", fontsize=9)
-    axes.set_yticks(range(len(order)), order)
-    axes.invert_yaxis()
+        axes.text(sent, lane, f"  {share:.0%} wasted", va="center", fontsize=9)
     axes.margins(x=0.16)
     axes.set_xlabel("Mbit received in a round")
-    axes.set_title("Where the bits go: solid = delivered, hatched = unfinished uploads", loc="left")
-    axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
@@ -192,76 +165,61 @@ def round_figure(
     """
     from matplotlib import colormaps
 
-    clients, bands, slots = scenario.clients, scenario.bands, scenario.slots
+    clients, bands = scenario.clients, scenario.bands
     band = history.band[:, episode].cpu().numpy()  # [slot, client]
     power = scenario.power_w[history.level[:, episode]].cpu().numpy()
     left = history.remaining_bits[:, episode].cpu().numpy() / scenario.payload_bits
     palette = colormaps["tab10" if clients <= 10 else "gist_ncar"]
     shade = [palette(c if clients <= 10 else c / clients) for c in range(clients)]
     figure = blank(11, 2.2 + 0.55 * bands + 2.6)
-    lanes, progress = figure.subplots(2, 1, sharex=True, height_ratios=[max(1.2, 0.5 * bands), 2.2])
-    positive = np.sort(np.unique(scenario.power_w.cpu().numpy()))
-    for lane in range(bands):
-        sending = (band == lane) & (power > 0)  # [slot, client]
-        crowd = sending.sum(1)
-        for client in range(clients):
-            alone = sending[:, client] & (crowd == 1)
-            rank = np.searchsorted(positive, power[:, client]) / max(1, len(positive) - 1)
-            _lane_bars(lanes, lane, alone, 0.25 + 0.6 * rank, shade[client])
-        _lane_bars(lanes, lane, crowd > 1, np.full(slots, 0.85), "#bbbbbb", hatch="xxxx")
-    lanes.set_yticks(np.arange(bands) + 0.45, [f"sub-band {b}" for b in range(bands)])
-    lanes.set_ylim(bands, -0.1)
+    ratios = [max(1.2, 0.5 * bands), 2.2]
+    lanes, progress = figure.subplots(2, 1, sharex=True, height_ratios=ratios)
+    _draw_lanes(lanes, band, power, np.unique(scenario.power_w.cpu().numpy()), shade, bands)
     lanes.set_title(title, loc="left")
-    lanes.spines[["top", "right", "left"]].set_visible(False)
-    lanes.tick_params(axis="y", length=0)
-    delivered = left[-1] <= 0
-    for client in range(clients):
-        label = f"{client} ({snr_db[client]:.0f} dB)"
-        style = "-" if delivered[client] else ":"
-        curve = np.concatenate([[1.0], left[:, client]])
-        progress.plot(range(slots + 1), 100 * curve, style, color=shade[client], label=label)
-        if delivered[client]:
-            end = int(np.argmax(left[:, client] <= 0)) + 1
-            progress.plot(end, 0, "o", color=shade[client], clip_on=False, zorder=4)
-    progress.set(xlabel="slot", ylabel="left to send in %", xlim=(0, slots), ylim=(0, 102))
-    progress.set_title(
-        f"{int(delivered.sum())} of {clients} clients delivered "
-        "(top: bar height = power, hatched = collision; dotted = did not finish)",
-        loc="left",
-        fontsize=10,
-    )
-    progress.legend(
-        title="client (mean SNR)",
-        frameon=False,
-        fontsize=8,
-        ncols=1 + (clients - 1) // 14,
-        loc="upper left",
-        bbox_to_anchor=(1.0, 1.05),
-    )
-    tidy(progress)
+    _draw_progress(progress, left, shade, snr_db)
     return figure
 
 
-def _lane_bars(
-    axes: Any, lane: int, mask: np.ndarray, height: np.ndarray, colour_: Any, hatch: str = ""
+def _draw_lanes(
+    axes: Any, band: np.ndarray, power: np.ndarray, levels: np.ndarray, shade: list[Any], bands: int
 ) -> None:
-    """Bars over runs of slots where the mask holds and the height stays the same."""
-    if not mask.any():
-        return
-    key = np.where(mask, height, -1.0)
-    edges = np.flatnonzero(np.diff(key)) + 1
-    starts = np.concatenate([[0], edges])
-    ends = np.concatenate([edges, [len(key)]])
-    for start, end in zip(starts, ends, strict=True):
-        if key[start] > 0:
-            axes.bar(
-                start,
-                -key[start],
-                width=end - start,
-                bottom=lane + 0.9,
-                align="edge",
-                color=colour_,
-                hatch=hatch,
-                edgecolor="#777777" if hatch else colour_,
-                linewidth=0,
-            )
+    """A bar per sub-band and slot: `band` and `power` are [slot, client]."""
+    for lane in range(bands):
+        sending = (band == lane) & (power > 0)  # [slot, client]
+        crowd = sending.sum(1)
+        rank = np.searchsorted(levels, power) / max(1, len(levels) - 1)
+        bars = [
+            (sending[:, client] & (crowd == 1), 0.25 + 0.6 * rank[:, client], {"color": colour_})
+            for client, colour_ in enumerate(shade)
+        ]
+        grey = {"fc": "#bbbbbb", "ec": "#777777", "hatch": "xxxx"}
+        bars.append((crowd > 1, np.full(len(crowd), 0.85), grey))
+        floor = lane + 0.9
+        for mask, height, style in bars:
+            if mask.any():
+                top = np.where(mask, floor - height, np.nan)
+                axes.stairs(top, baseline=floor, fill=True, lw=0, **style)
+    axes.set_yticks(np.arange(bands) + 0.45, [f"sub-band {b}" for b in range(bands)])
+    axes.set_ylim(bands, -0.1)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+
+
+def _draw_progress(axes: Any, left: np.ndarray, shade: list[Any], snr_db: Sequence[float]) -> None:
+    """What each client has left to send: `left` is [slot, client], 1 = everything."""
+    slots, clients = left.shape
+    delivered = left[-1] <= 0
+    for client in range(clients):
+        style = "-" if delivered[client] else ":"
+        curve, label = 100 * np.append(1.0, left[:, client]), f"{client} ({snr_db[client]:.0f} dB)"
+        axes.plot(range(slots + 1), curve, style, color=shade[client], label=label)
+        if delivered[client]:
+            end = int(np.argmax(left[:, client] <= 0)) + 1
+            axes.plot(end, 0, "o", color=shade[client], clip_on=False, zorder=4)
+    axes.set(xlabel="slot", ylabel="left to send in %", xlim=(0, slots), ylim=(0, 102))
+    text = "(top: bar height = power, hatched = collision; dotted = did not finish)"
+    count = f"{int(delivered.sum())} of {clients} clients delivered"
+    axes.set_title(f"{count} {text}", loc="left", fontsize=10)
+    columns, corner = 1 + (clients - 1) // 14, {"loc": "upper left", "bbox_to_anchor": (1.0, 1.05)}
+    axes.legend(title="client (mean SNR)", frameon=False, fontsize=8, ncols=columns, **corner)
+    tidy(axes)

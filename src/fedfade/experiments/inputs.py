@@ -1,14 +1,11 @@
 """What a run takes from outside, known by its content: agents, a user's code, a user's files."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedfade.agents import trained_agents
-from fedfade.agents.checkpoint import has_checkpoint, load_checkpoint
+from fedfade.agents import has_checkpoint, load_checkpoint, trained_agents
 from fedfade.config import Config
 from fedfade.errors import UserError
 from fedfade.seams import source_file
@@ -24,14 +21,13 @@ def inputs_of(config: Config) -> dict[str, str]:
     >>> inputs_of(load_config("quickstart"))
     {}
     """
-    places = [
-        (name, source_file(name))
-        for name in (*config.allocation.policies, config.learning.model)
-        if ":" in name
-    ]
-    files = {config.learning.data, config.radio.traces} - {"digits", "cifar10", None}
-    places += [(name, Path(name)) for name in sorted(map(str, files))]
-    digests = {name: _digest(place) for name, place in places if place is not None}
+    learning, replaced = config.learning, [*config.allocation.policies, *config.allocation.observe]
+    replaced += [learning.model, learning.codec, learning.server, config.radio.source]
+    code = [name for name in replaced if ":" in name]
+    files = {learning.data, config.radio.traces} - {"digits", "cifar10", None}
+    places = {name: source_file(name) for name in code}
+    places |= {name: Path(name) for name in sorted(map(str, files))}
+    digests = {name: _digest(place) for name, place in places.items() if place is not None}
     return {name: found for name, found in digests.items() if found is not None}
 
 
@@ -57,8 +53,11 @@ def agents_digest(config: Config) -> str | list[str] | None:
 def check_inputs(
     path: Path, config: Config, record: Mapping[str, Any], policy: str | None = None
 ) -> None:
-    """Refuse agents, code or files other than the run's; old records do not say, and what a run
-    was made from may be gone. With a policy, only what its rounds are played with counts."""
+    """Refuse agents, code or files other than the run's.
+
+    Old records do not say what a run was made from, and it may be gone. With a policy, only what
+    its rounds are played with counts.
+    """
     acting = policy is None or policy in trained_agents(config)
     then, now = record.get("agents"), agents_digest(config) if acting else None
     if None not in (then, now) and then != now:

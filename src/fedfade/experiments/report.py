@@ -1,33 +1,22 @@
 """One self-contained page a person can read: figures inside, nothing loaded from outside."""
 
-from __future__ import annotations
-
 import base64
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from html import escape
+from importlib import resources
+from itertools import groupby
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from fedfade.allocation import GENIE, PERFECT
 from fedfade.config import Config
-from fedfade.experiments import figures
 from fedfade.experiments.metrics import SHOWN, Row, Summary, policies_of, series, summarise
-from fedfade.learning.figures import save
-from fedfade.storage import write_text
+from fedfade.storage import save_figure, write_text
 
 _LEFT_OUT_LINES = 40
-
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto;
-       padding: 0 1rem; color: #222; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
-table { border-collapse: collapse; width: 100%; font-size: .92rem; }
-th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid #ddd; }
-th:first-child, td:first-child { text-align: left; }
-img { max-width: 100%; } pre { background: #f5f5f5; padding: .8rem; overflow-x: auto; }
-.best { font-weight: 600; } .quiet { color: #666; }
-"""
 
 
 def summaries(rows: Sequence[Row]) -> list[Summary]:
@@ -36,24 +25,18 @@ def summaries(rows: Sequence[Row]) -> list[Summary]:
 
 
 def level_with_best(rows: Sequence[Row]) -> list[str]:
-    """Policies that send whose final accuracy nobody's beats beyond noise, best first.
+    """The sending policies whose final accuracy no other beats beyond noise, best first.
 
     Runs of one seed share channel and data, so differences are taken seed by seed; a policy is
     level with the best when the mean difference is within twice its standard error. One seed
     shows no noise, so there level means equal.
     """
-    final = {
-        policy: series(rows, policy, "accuracy")[:, -1]
-        for policy in policies_of(rows)
-        if policy not in (PERFECT, GENIE)
-    }
-    if not final:
-        return []
-    order = sorted(final, key=lambda policy: -final[policy].mean())
-    best = final[order[0]]
+    sending = [policy for policy in policies_of(rows) if policy not in (PERFECT, GENIE)]
+    final = {policy: series(rows, policy, "accuracy")[:, -1] for policy in sending}
+    order = sorted(sending, key=lambda policy: -final[policy].mean())
 
     def level(policy: str) -> bool:
-        gap = best - final[policy]
+        gap = final[order[0]] - final[policy]
         error = gap.std(ddof=1) / math.sqrt(len(gap)) if len(gap) > 1 else 0.0
         return bool(gap.mean() <= 2.0 * error)
 
@@ -72,23 +55,18 @@ def verdict(rows: Sequence[Row], clients: int) -> str:
         verb = "wins" if alone else "are level within the noise of the seeds"
     else:
         verb = f"{'ends' if alone else 'end'} highest in the one seed that was run"
-    parts = [
-        f"{names} {verb}: final accuracy "
-        + ", ".join(f"{table[w].accuracy:.1%}" for w in winners)
-        + f", uploads of {clients} a round "
-        + ", ".join(f"{table[w].uploads:.1f}" for w in winners)
-        + "."
-    ]
+    accuracy = ", ".join(f"{table[w].accuracy:.1%}" for w in winners)
+    uploads = ", ".join(f"{table[w].uploads:.1f}" for w in winners)
+    text = f"{names} {verb}: final accuracy {accuracy}, uploads of {clients} a round {uploads}."
     if PERFECT in table:
-        gap = 100 * (table[PERFECT].accuracy - table[winners[0]].accuracy)
         reached = table[PERFECT].accuracy
+        gap = 100 * (reached - table[winners[0]].accuracy)
         more = "more" if gap >= 0 else "less"
-        parts.append(f"Perfect upload reaches {reached:.1%}, {abs(gap):.1f} points {more}.")
+        text += f" Perfect upload reaches {reached:.1%}, {abs(gap):.1f} points {more}."
     starving = [s.policy for s in table.values() if s.policy != PERFECT and s.uploads < 0.5]
     if starving:
-        who = ", ".join(starving)
-        parts.append(f"Starving, with fewer than one upload in two rounds: {who}.")
-    return " ".join(parts)
+        text += f" Starving, with fewer than one upload in two rounds: {', '.join(starving)}."
+    return text
 
 
 def summary_table(rows: Sequence[Row], scopes: Mapping[str, str]) -> list[list[str]]:
@@ -109,19 +87,19 @@ def genie_line(rows: Sequence[Row]) -> str | None:
 
 def left_out_lines(rows: Sequence[Row]) -> list[str]:
     """Which clients' updates were left out because they were not finite, run by run."""
-    rounds: dict[tuple[str, int, int], list[int]] = {}
+    rounds: dict[tuple[str, int, int], list[int]] = defaultdict(list)
     for row in rows:
         for client in row.not_finite_clients.split():
-            rounds.setdefault((row.policy, row.seed, int(client)), []).append(row.round)
+            rounds[row.policy, row.seed, int(client)].append(row.round)
     if not rounds:
         return []
-    total = sum(map(len, rounds.values()))
     lines = [
         f"{policy}, seed {seed}: client {client} in {_spans(numbers)}."
         for (policy, seed, client), numbers in sorted(rounds.items())
     ]
     if len(lines) > _LEFT_OUT_LINES:
         lines[_LEFT_OUT_LINES:] = [f"{len(lines) - _LEFT_OUT_LINES} more lines in metrics.csv."]
+    total = sum(map(len, rounds.values()))
     head = (
         f"{total} updates were left out because they were not finite (not a number, infinite, or "
         "of enormous norm); the rounds went on without them:"
@@ -135,51 +113,17 @@ def _spans(numbers: Sequence[int]) -> str:
     >>> _spans([0, 1, 2, 5]), _spans([4])
     ('rounds 0-2, 5', 'round 4')
     """
-    spans: list[list[int]] = []
-    for number in sorted(numbers):
-        if spans and number == spans[-1][-1] + 1:
-            spans[-1][1:] = [number]
-        else:
-            spans.append([number])
-    text = ", ".join("-".join(map(str, span)) for span in spans)
-    return f"round{'s' if len(numbers) > 1 else ''} {text}"
+    spans = []
+    for _, group in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
+        first, *rest = (number for _, number in group)
+        spans.append(f"{first}-{rest[-1]}" if rest else str(first))
+    return f"round{'s' if len(numbers) > 1 else ''} {', '.join(spans)}"
 
 
 def write_report(
     folder: Path, config: Config, record: Mapping[str, Any], rows: Sequence[Row]
 ) -> Path:
     """Draw all figures and write `report.html`; returns its path."""
-    clients = config.learning.clients
-    pictures = {
-        "accuracy": figures.accuracy_figure(rows),
-        "uploads": figures.uploads_figure(rows, clients),
-        "served": figures.served_figure(rows, clients),
-        "waste": figures.waste_figure(rows),
-    }
-    images = {}
-    for name, figure in pictures.items():
-        path = folder / "figures" / f"{name}.png"
-        save(figure, path)
-        images[name] = base64.b64encode(path.read_bytes()).decode("ascii")
-    path = folder / "report.html"
-    write_text(path, _page(config, record, rows, images, (folder / "config.yaml").read_text()))
-    return path
-
-
-def _page(
-    config: Config,
-    record: Mapping[str, Any],
-    rows: Sequence[Row],
-    images: Mapping[str, str],
-    config_text: str,
-) -> str:
-    best = level_with_best(rows)
-    headings, *table = summary_table(rows, record.get("scopes") or {})
-    lines = []
-    for line in table:
-        mark = ' class="best"' if line[0] in best else ""
-        cells = "".join(f"<td>{escape(cell)}</td>" for cell in line)
-        lines.append(f"<tr{mark}>{cells}</tr>")
     learning, radio, run = config.learning, config.radio, config.run
     setting = (
         f"{learning.clients} clients, {radio.subbands} sub-bands, {radio.slots} slots a round, "
@@ -190,35 +134,46 @@ def _page(
         f"fedfade {record.get('fedfade')}, commit {record.get('commit') or 'unknown'}, "
         f"torch {record.get('torch')}, {record.get('device')}, started {record.get('started')}"
     )
+    headings, *table = summary_table(rows, record.get("scopes") or {})
+    best, lines = level_with_best(rows), ""
+    for cells in table:
+        mark = ' class="best"' if cells[0] in best else ""
+        lines += f"<tr{mark}>{_tagged('td', cells)}</tr>"
+    page = Template((resources.files(__package__) / "report.html").read_text()).substitute(
+        setting=escape(setting),
+        verdict=escape(verdict(rows, learning.clients)),
+        head=_tagged("th", headings),
+        lines=lines,
+        genie=escape(genie_line(rows) or ""),
+        left_out=_tagged("p", left_out_lines(rows)),
+        pictures=_pictures(folder / "figures", rows, learning.clients),
+        command=escape(str(record.get("command"))),
+        made=escape(made),
+        config=escape((folder / "config.yaml").read_text()),
+    )
+    write_text(folder / "report.html", page)
+    return folder / "report.html"
 
-    def picture(name: str, text: str) -> str:
-        return f'<p><img alt="{escape(text)}" src="data:image/png;base64,{images[name]}"></p>'
 
-    head = "".join(f"<th>{escape(word)}</th>" for word in headings)
-    bad = "".join(f"<p>{escape(line)}</p>" for line in left_out_lines(rows))
-    genie = genie_line(rows)
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>fedfade: who should send where?</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<style>{_STYLE}</style></head><body>
-<h1>Who should send where?</h1>
-<p class="quiet">{escape(setting)}</p>
-<p>{escape(verdict(rows, learning.clients))}</p>
-<table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table>
-<p class="quiet">Knows: what the policy may see (local: own fading and progress, everybody's
-large-scale gain; feedback: also who has finished; csi: also everybody's fading; central:
-everything). Final test accuracy:
-median over seeds and 10-90 % range. Uploads: clients that delivered in a round, mean. Empty:
-rounds in which nobody delivered and the model stayed. Wasted: bits of uploads that were not
-finished in time. Fairness: Jain's index of uploads per client, 1 = all equal. Mbit/s: sum rate,
-mean over slots. {escape(genie or "")}</p>{bad}
-<h2>Accuracy</h2>{picture("accuracy", "test accuracy against rounds")}
-<h2>Uploads per round</h2>{picture("uploads", "uploads per round")}
-<h2>Who is served</h2>{picture("served", "share of rounds each client delivered")}
-<h2>Where the bits go</h2>{picture("waste", "bits delivered and wasted")}
-<h2>How this was made</h2>
-<pre>{escape(str(record.get("command")))}</pre>
-<p class="quiet">{escape(made)}</p>
-<details><summary>Full configuration</summary><pre>{escape(config_text)}</pre></details>
-</body></html>
-"""
+def _tagged(tag: str, texts: Sequence[str]) -> str:
+    return "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts)
+
+
+def _pictures(folder: Path, rows: Sequence[Row], clients: int) -> str:
+    """Draw into a folder; returns the sections of the page, images inside."""
+    from fedfade.experiments import figures  # Matplotlib takes a second to import
+
+    accuracy, uploads = figures.accuracy_figure(rows), figures.uploads_figure(rows, clients)
+    served, waste = figures.served_figure(rows, clients), figures.waste_figure(rows)
+    sections = []
+    for name, figure, heading, text in [
+        ("accuracy", accuracy, "Accuracy", "test accuracy against rounds"),
+        ("uploads", uploads, "Uploads per round", "uploads per round"),
+        ("served", served, "Who is served", "share of rounds each client delivered"),
+        ("waste", waste, "Where the bits go", "bits delivered and wasted"),
+    ]:
+        save_figure(figure, folder / f"{name}.png")
+        image = base64.b64encode((folder / f"{name}.png").read_bytes()).decode("ascii")
+        source = f"data:image/png;base64,{image}"
+        sections.append(f'<h2>{heading}</h2><p><img alt="{text}" src="{source}"></p>')
+    return "\n".join(sections)

@@ -6,8 +6,6 @@ metrics.csv       one row per seed, policy and round
 checkpoint.safetensors   where to go on; gone when the run is finished
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -22,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from fedfade import __version__
@@ -40,6 +40,14 @@ from fedfade.storage import (
 
 # Where a run happens does not change what it computes.
 FREE_FIELDS = ("run.device", "run.checkpoint_s", "learning.data_dir")
+
+# Values of later fields that compute what was computed before there were any: folders that are
+# named by a digest of the configuration keep their names.
+_LATER_FIELDS = {
+    "learning.codec": "none",
+    "learning.server": "mean",
+    "learning.previous_update": "last",
+}
 
 
 def provenance(config: Config, device: torch.device) -> dict[str, Any]:
@@ -64,8 +72,10 @@ def provenance(config: Config, device: torch.device) -> dict[str, Any]:
 def decisive(config: Config) -> dict[str, Any]:
     """All fields of a configuration but those of where it is run."""
     tree = config.model_dump()
-    for part, name in (field.split(".") for field in FREE_FIELDS):
-        del tree[part][name]
+    for field in (*FREE_FIELDS, *_LATER_FIELDS):
+        part, name = field.split(".")
+        if field in FREE_FIELDS or tree[part][name] == _LATER_FIELDS[field]:
+            del tree[part][name]
     return tree
 
 
@@ -87,19 +97,12 @@ def commit_of(file: Path) -> str | None:
     """The commit of the source tree a file belongs to, None when installed without one."""
 
     def git(*words: str) -> str:
-        answer = subprocess.run(
-            ["git", *words],
-            cwd=file.parent,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-        return answer.stdout.strip()
+        command = ["git", "-C", str(file.parent), *words]
+        return subprocess.check_output(command, stderr=subprocess.PIPE, text=True, timeout=10)
 
     try:
         git("ls-files", "--error-unmatch", file.name)  # a .venv may lie in somebody's repository
-        return git("rev-parse", "HEAD")
+        return git("rev-parse", "HEAD").strip()
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -108,13 +111,10 @@ class RunFolder:
     """One folder for one configuration; opened under a lock, continued by the same command."""
 
     def __init__(self, path: Path, config: Config, device: torch.device) -> None:
-        self.path = path
-        self.config = config
+        self.path, self.config, self._device = path, config, device
         self.metrics = path / "metrics.csv"
         self.checkpoint = path / "checkpoint.safetensors"
-        self._record = path / "run.json"
-        self._asked = path / "config.yaml"
-        self._device = device
+        self._record, self._asked = path / "run.json", path / "config.yaml"
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -124,12 +124,12 @@ class RunFolder:
         with folder_lock(self.path):
             self._check_config()
             new = not self._record.exists()
-            if not new:
-                check_inputs(self.path, self.config, self.record)
-            else:
+            if new:
                 record = provenance(self.config, self._device)  # may refuse the agents
                 write_text(self._asked, render_config(self.config))
                 write_json(self._record, record)
+            else:
+                check_inputs(self.path, self.config, self.record)
             try:
                 yield
             except UserError:
@@ -139,32 +139,26 @@ class RunFolder:
                 raise
 
     def _check_config(self) -> None:
-        if not self._record.exists():  # a run killed at its birth leaves the configuration alone
-            own = {".lock", self._asked.name}
-            others = [p.name for p in self.path.iterdir() if p.name not in own]
-            others = sorted(name for name in others if not is_temporary(Path(name)))
-            if others:
-                raise UserError(
-                    f"--out {str(self.path)!r} holds other things ({others[0]!r}): choose an "
-                    "empty or new folder."
-                )
-        if not self._asked.exists():
-            return
-        differing = differences(load_config(self._asked), self.config, ignore=FREE_FIELDS)
-        if differing:
+        own = {".lock", self._asked.name}  # all that a run killed at its birth leaves
+        others = [p.name for p in self.path.iterdir() if p.name not in own and not is_temporary(p)]
+        if others and not self._record.exists():
+            raise UserError(
+                f"--out {str(self.path)!r} holds other things ({min(others)!r}): choose an "
+                "empty or new folder."
+            )
+        asked = load_config(self._asked, stored=True) if self._asked.exists() else self.config
+        if differing := differences(asked, self.config, ignore=FREE_FIELDS):
             raise UserError(
                 f"--out {str(self.path)!r} holds a run of another configuration, differing in "
                 f"{', '.join(differing)}: choose another folder or the same configuration."
             )
 
     @property
-    def record(self) -> dict[str, Any]:
-        """The run's provenance."""
+    def record(self) -> dict[str, Any]:  # the run's provenance
         return _read_record(self._record)
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are done."""
         return self._record.exists() and self.record.get("finished") is not None
 
     def finish(self, **facts: object) -> None:
@@ -174,8 +168,6 @@ class RunFolder:
 
     def save_checkpoint(self, rounds_done: int, tensors: Mapping[str, Tensor]) -> None:
         """Everything needed to go on after `rounds_done` rounds."""
-        from safetensors.torch import save
-
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         facts = {"rounds_done": str(rounds_done), "sha256": digest(plain)}
         with writing(self.checkpoint) as temporary:
@@ -185,8 +177,6 @@ class RunFolder:
         """What `save_checkpoint` wrote, or None at the beginning."""
         if not self.checkpoint.exists():
             return None
-        from safetensors import SafetensorError, safe_open
-
         try:
             with safe_open(self.checkpoint, framework="pt") as file:
                 facts = file.metadata() or {}
@@ -204,10 +194,14 @@ class RunFolder:
 
 
 def open_finished(path: Path) -> tuple[Config, dict[str, Any]]:
-    """Config and provenance of an existing run folder, for commands that only read."""
+    """Config and provenance of a finished run, for commands that only read."""
     if not (path / "config.yaml").is_file() or not (path / "run.json").is_file():
-        raise UserError(f"{str(path)!r} is no run folder: it has no config.yaml and run.json.")
-    return load_config(path / "config.yaml"), _read_record(path / "run.json")
+        raise UserError(f"{str(path)!r} is not a run folder: it has no config.yaml and run.json.")
+    config = load_config(path / "config.yaml", stored=True)
+    record = _read_record(path / "run.json")
+    if record.get("finished") is None:
+        raise UserError(f"{str(path)!r} is not finished: run the same fedfade compare again.")
+    return config, record
 
 
 def _read_record(path: Path) -> dict[str, Any]:

@@ -8,28 +8,26 @@ A point is known by its configuration, so a sweep that is started again, or grow
 what is missing.
 """
 
-from __future__ import annotations
-
-import csv
-import io
 import itertools
 import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, NamedTuple
 
+import pandas as pd
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedfade.config import Config, load_config, parse_yaml
 from fedfade.errors import UserError, not_allowed
-from fedfade.experiments.points import Line, finished_lines
 from fedfade.experiments.run_folder import decisive, mark
-from fedfade.experiments.workers import Resources, Task
+from fedfade.experiments.sweep_commands import Line, SweepCommand
+from fedfade.experiments.workers import Resources, Share, Task
+from fedfade.seams import SWEEP_COMMANDS
 from fedfade.storage import folder_lock, read_bytes, write_text
 
 MAX_POINTS = 100_000
@@ -38,22 +36,11 @@ _TABLE_S = 5.0  # seconds between tables while points come in
 _TABLE_SHARE = 0.05  # and no more of the time than this, however many points there are
 
 
-class ResourceConfig(BaseModel):
-    """What one task gets; processes on one machine look at `cpus` only."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    cpus: int = Field(1, ge=1, description="cores, and threads of PyTorch")
-    gpus: float = Field(0.0, ge=0, description="Ray: GPUs, or a share of one")
-    custom: dict[str, float] = Field({}, description="Ray: other resources of the cluster")
-
-
 class SweepConfig(BaseModel):
     """A sweep's YAML file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
-    command: Literal["compare", "train", "reproduce"] = Field(
-        "compare", description="what every point runs"
-    )
+    command: str = Field("compare", description="what every point runs")
     preset: str = Field(description="preset name or path of a .yaml file")
     set: dict[str, Any] = Field({}, description="overrides of all points")
     grid: dict[str, list[Any]] = Field({}, description="fields and their values; all combinations")
@@ -63,12 +50,11 @@ class SweepConfig(BaseModel):
     seeds: Annotated[int, Field(ge=1, le=1000)] | list[Annotated[int, Field(ge=0)]] = Field(
         1, description="how many, or which; every seed is a task of its own"
     )
-    resources: ResourceConfig = ResourceConfig()
+    resources: Resources = Resources()
     retries: int = Field(3, ge=0, le=100, description="new attempts after the loss of a worker")
 
 
-@dataclass(frozen=True)
-class Point:
+class SweepPoint(NamedTuple):
     """One configuration of a sweep."""
 
     name: str
@@ -77,26 +63,21 @@ class Point:
     config: Config
 
 
-@dataclass(frozen=True)
-class Sweep:
+class Sweep(NamedTuple):
     """All points of a sweep."""
 
     asked: SweepConfig
-    points: list[Point]
-
-    @property
-    def resources(self) -> Resources:
-        """What one task gets."""
-        given = self.asked.resources
-        return Resources(given.cpus, given.gpus, dict(given.custom), self.asked.retries)
+    points: list[SweepPoint]
 
 
 def load_sweep(path: Path, extra: Sequence[str] = ()) -> Sweep:
     """Read a sweep and check every point of it before anything runs."""
     asked = _read(path)
-    points: dict[str, Point] = {}
+    SWEEP_COMMANDS.check(asked.command)
+    seeds = range(asked.seeds) if isinstance(asked.seeds, int) else asked.seeds
+    points: dict[str, SweepPoint] = {}
     for varied in _combinations(asked):
-        for seed in _seeds(asked):
+        for seed in seeds:
             changes = asked.set | varied | {"run.seed": seed, "run.seeds": 1}
             overrides = [
                 f"{n}={json.dumps(v, ensure_ascii=False, default=str)}" for n, v in changes.items()
@@ -105,7 +86,7 @@ def load_sweep(path: Path, extra: Sequence[str] = ()) -> Sweep:
             name = point_name(asked.command, varied, seed, config)
             if name in points:
                 raise UserError(f"{str(path)!r} asks twice for {_slug(varied)} with seed {seed}.")
-            points[name] = Point(name, varied, seed, config)
+            points[name] = SweepPoint(name, varied, seed, config)
     return Sweep(asked, list(points.values()))
 
 
@@ -149,10 +130,6 @@ def _combinations(asked: SweepConfig) -> Iterator[dict[str, Any]]:
             yield listed | dict(zip(asked.grid, values, strict=True))
 
 
-def _seeds(asked: SweepConfig) -> list[int]:
-    return list(range(asked.seeds)) if isinstance(asked.seeds, int) else asked.seeds
-
-
 def point_name(command: str, varied: dict[str, Any], seed: int, config: Config) -> str:
     """A folder name a person can read, and a digest of the configuration.
 
@@ -171,44 +148,44 @@ def _slug(varied: dict[str, Any]) -> str:
 
 # --- running -----------------------------------------------------------------------------------
 
-Compute = Callable[
-    [Sequence[Task], Callable[[str, float], None]], Iterable[tuple[Task, str | None]]
-]
+Compute = Callable[[Sequence[Task], Share], Iterable[tuple[Task, str | None]]]
 """Tasks to finished tasks, each with its failure or None."""
 
 
 @dataclass
-class Progress:
+class SweepProgress:
     """How far a sweep is."""
 
-    total: int
-    skipped: int
-    done: int = 0
+    done: int  # also by earlier runs of the sweep
     failed: int = 0
     parts: dict[str, float] = field(default_factory=dict)  # running points
 
     @property
     def points(self) -> float:
         """Points done, with parts of those running."""
-        return self.skipped + self.done + self.failed + sum(self.parts.values())
+        return self.done + self.failed + sum(self.parts.values())
 
 
 def run_sweep(
-    sweep: Sweep, out: Path, compute: Compute, tell: Callable[[Progress], None]
+    sweep: Sweep, out: Path, compute: Compute, tell: Callable[[SweepProgress], None]
 ) -> dict[str, str]:
     """Compute what is missing, write the table; returns failures by point."""
+    command: SweepCommand = SWEEP_COMMANDS.make(sweep.asked.command)
     with folder_lock(out):
-        write_text(out / "sweep.yaml", _asked_yaml(sweep.asked))
-        folders = {point.name: out / "points" / point.name for point in sweep.points}
-        command = sweep.asked.command
+        asked = sweep.asked.model_dump(by_alias=True)
+        write_text(out / "sweep.yaml", yaml.safe_dump(asked, sort_keys=False))
         tasks = [
-            Task(point.name, command, point.config, folders[point.name])
+            Task(point.name, sweep.asked.command, point.config, out / "points" / point.name)
             for point in sweep.points
-            if finished_lines(command, point.config, folders[point.name]) is None
+            if _finished_lines(command, point, out) is None
         ]
-        progress = Progress(len(sweep.points), len(sweep.points) - len(tasks))
+        progress = SweepProgress(done=len(sweep.points) - len(tasks))
         failures: dict[str, str] = {}
         tell(progress)
+
+        def write_table() -> None:
+            table = sweep_table(sweep, out, failures).to_csv(index=False, lineterminator="\n")
+            write_text(out / "sweep.csv", table)
 
         def share(name: str, part: float) -> None:
             progress.parts[name] = min(part, 0.99)
@@ -224,72 +201,53 @@ def run_sweep(
                     progress.failed += 1
                     failures[task.name] = failure
                 tell(progress)
-                now = time.monotonic()
-                if now > due:
-                    write_table(sweep, out, failures)
+                if (now := time.monotonic()) > due:
+                    write_table()
                     took = time.monotonic() - now
                     due = time.monotonic() + max(_TABLE_S, took / _TABLE_SHARE)
         finally:
-            write_table(sweep, out, failures)
+            write_table()
         return failures
 
 
-def _asked_yaml(asked: SweepConfig) -> str:
-    return str(yaml.safe_dump(asked.model_dump(by_alias=True), sort_keys=False))
+def _finished_lines(command: SweepCommand, point: SweepPoint, out: Path) -> list[Line] | None:
+    """What a point adds to the table; None if it needs work, and a damaged folder does."""
+    try:
+        return command.lines(point.config, out / "points" / point.name)
+    except UserError:
+        return None
 
 
-def table_lines(sweep: Sweep, out: Path, failures: dict[str, str]) -> list[Line]:
+def sweep_table(sweep: Sweep, out: Path, failures: Mapping[str, str]) -> pd.DataFrame:
     """Every point of the sweep: its results, or why there are none."""
-    command = sweep.asked.command
+    command: SweepCommand = SWEEP_COMMANDS.make(sweep.asked.command)
     lines: list[Line] = []
     for point in sweep.points:
-        folder = out / "points" / point.name
-        head: Line = {"point": point.name, **point.varied, "seed": point.seed}
-        results = finished_lines(command, point.config, folder)
+        varied = {
+            name: json.dumps(value, default=str) if isinstance(value, (list, dict)) else value
+            for name, value in point.varied.items()
+        }
+        head: Line = {"point": point.name, **varied, "seed": point.seed}
+        results = _finished_lines(command, point, out)
         if results is not None:
             lines += [head | {"status": "done"} | result for result in results]
         elif point.name in failures:
             lines.append(head | {"status": "failed", "error": failures[point.name]})
         else:
             lines.append(head | {"status": "waiting"})
-    return lines
+    return pd.DataFrame(lines, dtype=object)  # whole numbers stay whole where some are missing
 
 
-def write_table(sweep: Sweep, out: Path, failures: dict[str, str]) -> None:
-    """`sweep.csv`, whole or not at all."""
-    lines = table_lines(sweep, out, failures)
-    columns = list(dict.fromkeys(name for line in lines for name in line))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n", restval="")
-    writer.writeheader()
-    for line in lines:
-        writer.writerow({name: _cell(value) for name, value in line.items()})
-    write_text(out / "sweep.csv", text.getvalue())
-
-
-def _cell(value: object) -> object:
-    if isinstance(value, float) and math.isnan(value):
-        return ""
-    return json.dumps(value, default=str) if isinstance(value, (list, dict)) else value
-
-
-def seed_means(sweep: Sweep, lines: Sequence[Line]) -> list[Line]:
+def seed_means(sweep: Sweep, table: pd.DataFrame) -> pd.DataFrame:
     """Finished lines, averaged over the seeds of each point and policy."""
-    fields = list(dict.fromkeys(name for point in sweep.points for name in point.varied))
-    groups: dict[str, list[Line]] = {}
-    for line in lines:
-        if line["status"] == "done":
-            place = json.dumps([str(line.get(name, "")) for name in [*fields, "policy"]])
-            groups.setdefault(place, []).append(line)
-    answer = []
-    for group in groups.values():
-        first = group[0]
-        head: Line = {name: first.get(name, "") for name in [*fields, "policy"]}
-        head["seeds"] = len(group)
-        numbers = [n for n, v in first.items() if isinstance(v, float) and n not in head]
-        for name in numbers:
-            values = [v for line in group if isinstance(v := line[name], float)]
-            known = [v for v in values if not math.isnan(v)]
-            head[name] = sum(known) / len(known) if known else math.nan
-        answer.append(head)
-    return answer
+    varied = dict.fromkeys(name for point in sweep.points for name in point.varied)
+    done = table[table["status"] == "done"]
+    if done.empty:
+        return pd.DataFrame()
+    place = done[[*varied, "policy"]]  # told apart as text: None is not a missing value
+    group = place.map(str).groupby(list(place), sort=False, dropna=False).ngroup()
+    head = place[~group.duplicated()].reset_index(drop=True)
+    head = head.map(lambda value: "" if value != value else value)  # noqa: PLR0124 - NaN
+    numbers = done.drop(columns=place.columns).infer_objects().select_dtypes("float")
+    by_group = numbers.groupby(group)
+    return head.assign(seeds=by_group.size()).join(by_group.mean())

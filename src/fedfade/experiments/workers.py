@@ -5,12 +5,9 @@ out of memory, its machine gone) is replaced and the task tried again; what a ta
 (a `UserError`) is not tried twice.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -18,26 +15,25 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from subprocess import PIPE, Popen, TimeoutExpired
+from typing import Any, NamedTuple
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
 
 from fedfade import __version__
 from fedfade.config import Config, config_from_tree
 from fedfade.errors import UserError
-from fedfade.experiments.points import KINDS, Tell
+from fedfade.experiments.sweep_commands import Tell
+from fedfade.seams import SWEEP_COMMANDS
 from fedfade.storage import InUse, make_folder, writing
 
 _PATIENCE_S = 60.0  # for a worker that was asked to stop
-_MARKERS = (
-    "run.json",
-    "checkpoint.json",
-    "claims.md",
-)  # say that a folder is whole, so they are written last
+_REFUSED = 2  # exit code of a worker whose task refused its input
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """One point to compute."""
 
     name: str
@@ -46,14 +42,13 @@ class Task:
     folder: Path
 
 
-@dataclass(frozen=True)
-class Resources:
-    """What one task gets."""
+class Resources(BaseModel):
+    """What one task gets; processes on one machine look at `cpus` only."""
 
-    cpus: int = 1
-    gpus: float = 0.0
-    custom: dict[str, float] = field(default_factory=dict)
-    retries: int = 3
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    cpus: int = Field(1, ge=1, description="cores, and threads of PyTorch")
+    gpus: float = Field(0.0, ge=0, description="Ray: GPUs, or a share of one")
+    custom: dict[str, float] = Field({}, description="Ray: other resources of the cluster")
 
 
 Share = Callable[[str, float], None]
@@ -63,178 +58,155 @@ Share = Callable[[str, float], None]
 # --- processes on this machine -----------------------------------------------------------------
 
 
-@dataclass
-class _Running:
-    task: Task
-    attempt: int
-    process: subprocess.Popen[bytes]
-    errors: IO[bytes]
+class _Worker:
+    """A process that computes one task. It saves and stops when its input ends."""
+
+    def __init__(self, task: Task, attempt: int, threads: int) -> None:
+        self.task, self.attempt = task, attempt
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended
+        # -P: modules in the working folder are not imported in place of ours. A process group of
+        # its own: Ctrl-C is for us, and we ask workers to stop.
+        words = [sys.executable, "-P", "-m", "fedfade.experiments.workers"]
+        given = os.environ | {"OMP_NUM_THREADS": str(threads)}
+        self._process = Popen(
+            words, stdin=PIPE, stdout=PIPE, stderr=self._errors, process_group=0, env=given
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input, self._output = self._process.stdin, self._process.stdout
+        os.set_blocking(self._output.fileno(), False)
+        job = [task.command, task.config.model_dump(), str(task.folder), threads]
+        with suppress(BrokenPipeError):  # it died at once; its exit code says so
+            self._input.write(json.dumps(job).encode() + b"\n")
+            self._input.flush()
+
+    def listen(self, share: Share) -> int | None:
+        """Pass on the last part that was reported; returns the exit code once there is one."""
+        code = self._process.poll()
+        if said := (self._output.read() or b"").split():
+            with suppress(ValueError):
+                share(self.task.name, float(said[-1]))
+        return code
+
+    def failure(self, code: int) -> str | None:
+        """Why the process ended, None if it did its work."""
+        with self._errors:
+            self._errors.seek(0)
+            said = self._errors.read().decode(errors="replace").strip().splitlines()
+        last = said[-1] if said else "no word"
+        if code in (0, _REFUSED):
+            return last if code else None
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return f"the worker died {self.attempt} time(s), the last by {how}: {last}"
+
+    def ask_to_stop(self) -> None:
+        with suppress(OSError):
+            self._input.close()
+
+    def end(self, deadline: float) -> None:
+        try:
+            self._process.wait(timeout=max(0.1, deadline - time.monotonic()))
+        except TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._errors.close()
 
 
 def on_this_machine(
-    tasks: Sequence[Task], workers: int, resources: Resources, share: Share
+    tasks: Sequence[Task], share: Share, workers: int, resources: Resources, retries: int
 ) -> Iterator[tuple[Task, str | None]]:
     """At most `workers` tasks at a time, each in a process of its own."""
     waiting = deque((task, 1) for task in tasks)
-    running: list[_Running] = []
+    running: list[_Worker] = []
     try:
         while waiting or running:
             while waiting and len(running) < workers:
-                running.append(_begin(*waiting.popleft(), resources.cpus))
-            for one in list(running):
-                _listen(one, share)
-                code = one.process.poll()
+                running.append(_Worker(*waiting.popleft(), resources.cpus))
+            for worker in list(running):
+                code = worker.listen(share)
                 if code is None:
                     continue
-                running.remove(one)
-                failure = _failure(one, code)
-                if failure and code != 2 and one.attempt <= resources.retries:
-                    waiting.append((one.task, one.attempt + 1))
+                running.remove(worker)
+                failure = worker.failure(code)
+                if failure and code != _REFUSED and worker.attempt <= retries:
+                    waiting.append((worker.task, worker.attempt + 1))
                 else:
-                    yield one.task, failure
+                    yield worker.task, failure
             time.sleep(0.05)
     finally:
-        _stop(running)
-
-
-def _begin(task: Task, attempt: int, threads: int) -> _Running:
-    errors = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fedfade.experiments.workers"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        process_group=0,  # Ctrl-C is for us; workers are told in _stop
-        env=os.environ | {"OMP_NUM_THREADS": str(threads)},
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    job = {
-        "command": task.command,
-        "config": task.config.model_dump(),
-        "folder": str(task.folder),
-        "threads": threads,
-    }
-    with suppress(BrokenPipeError):  # it died at once; its exit code says so
-        process.stdin.write(json.dumps(job).encode() + b"\n")
-        process.stdin.flush()  # and stays open: the worker stops when we are gone
-    os.set_blocking(process.stdout.fileno(), False)
-    return _Running(task, attempt, process, errors)
-
-
-def _listen(one: _Running, share: Share) -> None:
-    """The last part a worker reported."""
-    assert one.process.stdout is not None
-    lines = (one.process.stdout.read() or b"").split()
-    if lines:
-        with suppress(ValueError):
-            share(one.task.name, float(lines[-1]))
-
-
-def _failure(one: _Running, code: int) -> str | None:
-    """Why a worker ended, None if it did its work."""
-    with one.errors:
-        one.errors.seek(0)
-        said = one.errors.read().decode(errors="replace").strip().splitlines()
-    if code == 0:
-        return None
-    last = said[-1] if said else "no word"
-    if code == 2:
-        return last
-    how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return f"the worker died {one.attempt} time(s), the last by {how}: {last}"
-
-
-def _stop(running: Sequence[_Running]) -> None:
-    """Let running points save where they are, then end them."""
-    for one in running:
-        assert one.process.stdin is not None
-        with suppress(OSError):
-            one.process.stdin.close()  # see _stop_without_parent
-    deadline = time.monotonic() + _PATIENCE_S
-    for one in running:
-        try:
-            one.process.wait(timeout=max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            one.process.kill()
-            one.process.wait()
-        one.errors.close()
+        for worker in running:
+            worker.ask_to_stop()
+        deadline = time.monotonic() + _PATIENCE_S
+        for worker in running:
+            worker.end(deadline)
 
 
 def main() -> None:
     """A worker process: one task from standard input, parts done to standard output."""
-    import torch
-
-    def stop(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, stop)
-    job = json.loads(sys.stdin.readline())
-    threading.Thread(target=_stop_without_parent, daemon=True).start()
-    torch.set_num_threads(job["threads"])
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    command, tree, folder, threads = json.loads(sys.stdin.readline())
 
     def tell(done: int, total: int) -> None:
         sys.stdout.write(f"{done / max(1, total)}\n")
         sys.stdout.flush()
 
+    def stop_without_parent() -> None:
+        """End of input means that the sweep stops or was killed: save, so another can go on."""
+        while os.read(0, 1024):  # not sys.stdin: its lock must be free when the process ends
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop_without_parent, daemon=True).start()
+    deadline = time.monotonic() + _PATIENCE_S
     try:
-        config = config_from_tree(job["config"])
-        _run_when_free(job["command"], config, Path(job["folder"]), tell)
+        while True:
+            try:
+                return _run(command, tree, Path(folder), threads, tell)
+            except InUse:  # a worker of a killed sweep has not let go of the folder yet
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
     except UserError as error:
         sys.stderr.write(f"{error}\n")
-        sys.exit(2)
+        sys.exit(_REFUSED)
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-def _stop_without_parent() -> None:
-    """End of input means that the sweep stops or was killed: save, so that another can go on."""
-    while os.read(0, 1024):  # not sys.stdin: its lock must be free when the process ends
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _run_when_free(command: str, config: Config, folder: Path, tell: Tell) -> None:
-    """Run a point, waiting for a worker of a killed sweep to let go of its folder."""
-    deadline = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            KINDS[command].run(config, folder, tell)
-        except InUse:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)
-        else:
-            return
+def _run(command: str, tree: object, folder: Path, threads: int, tell: Tell) -> None:
+    torch.set_num_threads(threads)
+    SWEEP_COMMANDS.make(command).run(config_from_tree(tree), folder, tell)
 
 
 # --- a Ray cluster -----------------------------------------------------------------------------
 
 
 def on_ray(
-    tasks: Sequence[Task], address: str, resources: Resources
+    tasks: Sequence[Task], share: Share, address: str, resources: Resources, retries: int
 ) -> Iterator[tuple[Task, str | None]]:
-    """All tasks on a cluster; results travel back, so machines need no folder in common."""
+    """All tasks on a cluster; results travel back, so machines need no folder in common.
+
+    Tasks on a cluster report no parts, so `share` is not called.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray = _import_ray()
+    try:
+        import ray
+    except ImportError:
+        raise UserError(
+            "--ray needs Ray, which is not installed: pip install 'fedfade[ray]'."
+        ) from None
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, RuntimeError, ValueError) as error:
         sentence = " ".join(str(error).split()).rstrip(".")
         raise UserError(f"--ray = {address!r}: no cluster there ({sentence}).") from None
-    compute = ray.remote(_compute).options(
-        num_cpus=resources.cpus,
-        num_gpus=resources.gpus,
-        resources=resources.custom or None,
-        max_retries=resources.retries,
-    )
+    given = {"num_cpus": resources.cpus, "num_gpus": resources.gpus, "max_retries": retries}
+    compute = ray.remote(_compute).options(resources=resources.custom or None, **given)
     try:
-        waiting = {
-            compute.remote(
-                task.command, task.config.model_dump_json(), resources.cpus, __version__
-            ): task
-            for task in tasks
-        }
+        waiting = {}
+        for task in tasks:
+            job = (task.command, task.config.model_dump(), resources.cpus, __version__)
+            waiting[compute.remote(*job)] = task
         while waiting:
             done, _ = ray.wait(list(waiting), num_returns=1, timeout=1.0)
             for reference in done:
@@ -243,30 +215,16 @@ def on_ray(
         ray.shutdown()  # tasks still running end with their driver
 
 
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise UserError(
-            "--ray needs Ray, which is not installed: pip install 'fedfade[ray]'."
-        ) from None
-    return ray
-
-
 def _compute(
-    command: str, config_json: str, threads: int, version: str
+    command: str, tree: object, threads: int, version: str
 ) -> tuple[dict[str, bytes], str | None]:
     """On a machine of the cluster: run a point in a folder of its own, return its files."""
-    import torch
-
-    torch.set_num_threads(threads)
     if version != __version__:
         return {}, f"this machine has fedfade {__version__}, the sweep was started by {version}"
     with tempfile.TemporaryDirectory(prefix="fedfade-") as name:
         folder = Path(name) / "point"
         try:
-            config = config_from_tree(json.loads(config_json))
-            KINDS[command].run(config, folder, lambda done, total: None)
+            _run(command, tree, folder, threads, lambda done, total: None)
         except UserError as error:
             return {}, str(error)
         files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
@@ -274,14 +232,15 @@ def _compute(
 
 
 def _collect(ray: Any, reference: Any, task: Task) -> tuple[Task, str | None]:
-    """Write a result's files, those that make the folder whole last."""
+    """Write a result's files, the one that makes the folder whole last."""
     try:
         files, failure = ray.get(reference)
     except ray.exceptions.RayError as error:
         reason = str(error).strip().splitlines()
         return task, f"lost with its worker: {reason[0] if reason else type(error).__name__}"
     make_folder(task.folder)
-    for name in sorted(files, key=lambda name: name in _MARKERS):
+    marker = SWEEP_COMMANDS.make(task.command).marker
+    for name in sorted(files, key=lambda name: name == marker):
         with writing(task.folder / name) as temporary:
             temporary.write_bytes(files[name])
     return task, failure

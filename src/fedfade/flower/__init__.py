@@ -10,5 +10,3 @@ from fedfade.flower.mod import UplinkMod
 from fedfade.flower.policies import choose_policy
 from fedfade.flower.strategy import RoundReport, WirelessStrategy
 from fedfade.flower.task import FederatedTask
-
-__all__ = ["FederatedTask", "RoundReport", "UplinkMod", "WirelessStrategy", "choose_policy"]

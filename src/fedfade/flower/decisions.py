@@ -12,17 +12,22 @@ more slot final (so there are at most slots + 1), and decisions that repeat them
 slot-by-slot execution. Mostly it takes a handful, because few decisions hang on the last bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedfade.allocation import Action, Outcome, Policy, Scope, View, play_round
-from fedfade.allocation.play import make_view
-from fedfade.allocation.policy import check_action
+from fedfade.allocation import (
+    Action,
+    Outcome,
+    Policy,
+    Scope,
+    View,
+    check_action,
+    make_view,
+    play_round,
+)
 from fedfade.errors import UserError
 from fedfade.uplink import Progress, Round, Scenario
 
@@ -173,19 +178,11 @@ def _questions(
     before: Tensor,
 ) -> list[Seen]:
     """What each client is told: its own rows, and what is announced to all."""
-    finished = before <= 0 if scope == "feedback" else torch.zeros_like(before, dtype=torch.bool)
-    cpu = torch.device("cpu")
+    finished = (before <= 0) & (scope == "feedback")
+    announced = (round_.alpha[0], start.remaining_bits[0])
+    own = [(round_.fading[0, :, n], round_.deviation[0, n], before[:, n]) for n in asked]
+    rest = (finished, round_.number[0], key[0])
     return [
-        Seen(
-            client=n,
-            alpha=round_.alpha[0].to(cpu),
-            start_bits=start.remaining_bits[0].to(cpu),
-            fading=round_.fading[0, :, n].to(cpu),
-            deviation=round_.deviation[0, n].to(cpu),
-            remaining_bits=before[:, n].to(cpu),
-            finished=finished.to(cpu),
-            number=round_.number[0].to(cpu),
-            key=key[0].to(cpu),
-        )
-        for n in asked
+        Seen(n, *(tensor.cpu() for tensor in (*announced, *mine, *rest)))
+        for n, mine in zip(asked, own, strict=True)
     ]

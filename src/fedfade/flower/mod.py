@@ -1,7 +1,5 @@
 """The client's side: say who sent a reply, and decide where that is the client's own business."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 from functools import lru_cache

@@ -1,19 +1,20 @@
 """A policy from one word of a run configuration."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
+from fedfade.agents import (
+    ClientNetwork,
+    QmixPolicy,
+    load_policy_checkpoint,
+    load_shipped_policy,
+    shipped_policies,
+)
 from fedfade.allocation import GENIE, PERFECT, Action, Policy, Scope, View, load_policy
 from fedfade.config import Config
 from fedfade.errors import not_allowed
 from fedfade.uplink import decode_action
-
-if TYPE_CHECKING:
-    from fedfade.agents import QmixPolicy
 
 
 def choose_policy(name: str, config: Config) -> Policy | None:
@@ -23,8 +24,6 @@ def choose_policy(name: str, config: Config) -> Policy | None:
     >>> [choose_policy(name, load_config("paper")).scope for name in ("max-sum-rate", "qmix-plus")]
     ['central', 'local']
     """
-    from fedfade.agents import load_policy_checkpoint, load_shipped_policy, shipped_policies
-
     if name == PERFECT:
         return None
     if name == GENIE:
@@ -45,8 +44,6 @@ class OneAgent:
     observes = True
 
     def __init__(self, policy: QmixPolicy, client: int) -> None:
-        from fedfade.agents import ClientNetwork
-
         self.name = policy.name
         self.scope: Scope = policy.scope
         self.gradient_aware = policy.gradient_aware
@@ -70,7 +67,5 @@ class OneAgent:
 
 def policy_of_client(name: str, config: Config, client: int) -> Policy | None:
     """Like `choose_policy`, with no more of a training than this client's own network."""
-    from fedfade.agents import QmixPolicy
-
     policy = choose_policy(name, config)
     return OneAgent(policy, client) if isinstance(policy, QmixPolicy) else policy

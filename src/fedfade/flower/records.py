@@ -4,8 +4,6 @@ Everything of fedfade's own lies in records whose names begin with `fedfade.`; t
 them out again before the wrapped one sees a reply.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 
@@ -46,12 +44,8 @@ def payload_bits(content: RecordDict) -> float:
 
 def all_finite(content: RecordDict) -> bool:
     """Whether a reply holds numbers only."""
-    for record in content.array_records.values():
-        for array in record.values():
-            values = array.numpy()
-            if values.dtype.kind == "f" and not np.isfinite(values).all():
-                return False
-    return True
+    arrays = (a.numpy() for record in content.array_records.values() for a in record.values())
+    return all(np.isfinite(values).all() for values in arrays if values.dtype.kind == "f")
 
 
 def flat(record: ArrayRecord, names: Iterable[str]) -> Tensor:
@@ -62,20 +56,18 @@ def flat(record: ArrayRecord, names: Iterable[str]) -> Tensor:
 
 def trained_names(record: ArrayRecord, is_buffer: Callable[[str], bool]) -> list[str]:
     """Floating-point arrays that are trained, in the record's order."""
-    return [
-        name
-        for name, array in record.items()
-        if not is_buffer(name) and np.dtype(array.dtype).kind == "f"
-    ]
+    kinds = {name: np.dtype(array.dtype).kind for name, array in record.items()}
+    return [name for name, kind in kinds.items() if kind == "f" and not is_buffer(name)]
 
 
 def matching(content: RecordDict, model: ArrayRecord) -> ArrayRecord | None:
     """The reply's array record that has the model's names and shapes, if there is one."""
-    wanted = {name: tuple(array.shape) for name, array in model.items()}
-    for record in content.array_records.values():
-        if {name: tuple(array.shape) for name, array in record.items()} == wanted:
-            return record
-    return None
+
+    def shapes(record: ArrayRecord) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(array.shape) for name, array in record.items()}
+
+    alike = (r for r in content.array_records.values() if shapes(r) == shapes(model))
+    return next(alike, None)
 
 
 def update_norm(content: RecordDict, reply: RecordDict) -> float:

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from fedfade.allocation import Outcome, Policy, gradient_aware, play_round
+from fedfade.allocation import Policy, gradient_aware, play_round
 from fedfade.config import Config
 from fedfade.device import one_thread, pick_device
 from fedfade.errors import UserError, not_allowed
@@ -34,8 +35,7 @@ from fedfade.flower.records import (
     trained_names,
     whole,
 )
-from fedfade.learning import Sent, ServerState, Updates
-from fedfade.learning.averaging import MAX_NORM
+from fedfade.learning import MAX_NORM, Sent, ServerState, Updates
 from fedfade.uplink import Progress, Scenario
 
 log = logging.getLogger("flwr")
@@ -199,10 +199,7 @@ class WirelessStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """As the wrapped strategy does: a few numbers need no schedule."""
-        messages: Iterable[Message] = self.inner.configure_evaluate(
-            server_round, arrays, config, grid
-        )
-        return messages
+        return list(self.inner.configure_evaluate(server_round, arrays, config, grid))
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -312,37 +309,35 @@ class WirelessStrategy(Strategy):
                 f"policy {self.policy.name!r} looks at updates, but the replies' arrays are not "
                 "shaped like the model."
             )
-        uplink = self._made_uplink(max(r.bits for r in placed))
-        scenario = replace(uplink.scenario, payload_bits=max(r.bits for r in placed))
+        payload = max(r.bits for r in placed)
+        if self._uplink is None:
+            self._uplink = Uplink(self.config, payload, pick_device(self.config.run.device))
+        uplink, scenario = self._uplink, replace(self._uplink.scenario, payload_bits=payload)
         inner = None if sent is None else sent.inner.to(scenario.device)
         round_ = uplink.round(number, inner)
         keys = uplink.keys(self.policy.name, number)
-        start = torch.zeros(1, scenario.clients, device=scenario.device)
+        left = torch.zeros(1, scenario.clients, device=scenario.device)
         for reply in placed:
-            start[0, reply.client] = reply.bits
+            left[0, reply.client] = reply.bits
+        start, exchanges = Progress(left), 0
         if self.decide == "server":
             with one_thread():
-                outcome = play_round(self.policy, scenario, round_, keys, start=Progress(start))
-            return _slots(outcome, Progress(start), 1)
-        nodes = {r.client: r.message.metadata.src_node_id for r in placed}
-        played = play_with_clients(
-            self.policy.name,
-            self.policy.scope,
-            scenario,
-            round_,
-            keys,
-            Progress(start),
-            lambda questions: self._ask(questions, scenario, nodes),
-        )
-        return _slots(played.outcome, Progress(start), played.exchanges)
-
-    def _made_uplink(self, payload: float) -> Uplink:
-        if self._uplink is None:
-            self._uplink = Uplink(self.config, payload, pick_device(self.config.run.device))
-        return self._uplink
+                outcome = play_round(self.policy, scenario, round_, keys, start=start)
+        else:
+            nodes = {r.client: r.message.metadata.src_node_id for r in placed}
+            name, scope, ask = (
+                self.policy.name,
+                self.policy.scope,
+                partial(self._ask, scenario, nodes),
+            )
+            played = play_with_clients(name, scope, scenario, round_, keys, start, ask)
+            outcome, exchanges = played.outcome, played.exchanges
+        sending = left[0] > 0
+        last = int(outcome.finish_slot[0][sending].max())
+        return _Slots(outcome.delivered[0] & sending, outcome.bits[0], last, exchanges)
 
     def _ask(
-        self, questions: list[Seen], scenario: Scenario, nodes: dict[int, int]
+        self, scenario: Scenario, nodes: dict[int, int], questions: list[Seen]
     ) -> dict[int, Decisions]:
         """One exchange with the clients; answers that make no sense count as none."""
         assert self._grid is not None
@@ -392,7 +387,7 @@ class WirelessStrategy(Strategy):
             bits_wasted=max(0.0, sent - sum(r.bits for r in arrived)),
             not_finite=sum(not r.finite for r in placed),
             refused=refused,
-            exchanges=played.exchanges if self.decide == "client" else 0,
+            exchanges=played.exchanges,
             left_out=tuple(problems),
         )
 
@@ -415,9 +410,3 @@ class _Slots(NamedTuple):
     bits: Tensor | None  # [client] received; None where every upload succeeds
     slots: int
     exchanges: int
-
-
-def _slots(outcome: Outcome, start: Progress, exchanges: int) -> _Slots:
-    sending = start.remaining_bits[0] > 0
-    last = int(outcome.finish_slot[0][sending].max())
-    return _Slots(outcome.delivered[0] & sending, outcome.bits[0], last, exchanges)

@@ -7,13 +7,11 @@ from functools import lru_cache
 
 import torch
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
-from torch import Tensor
 
 from fedfade.config import Config, load_config
 from fedfade.errors import not_allowed
 from fedfade.flower.mod import partition_id
 from fedfade.learning import Federation, ServerState, load_data
-from fedfade.learning.model import Layout
 
 
 class FederatedTask:
@@ -74,13 +72,9 @@ class FederatedTask:
 
     def _arrays(self, state: ServerState) -> ArrayRecord:
         """A global model as Flower sends it: what is trained and what is averaged beside it."""
-        found = _named(self.federation.parameter_layout, state.parameters)
-        found |= _named(self.federation.buffer_layout, state.buffers)
+        found = self.federation.parameter_layout.views(state.parameters[0])
+        found |= self.federation.buffer_layout.views(state.buffers[0])
         return ArrayRecord({name: Array(t.numpy(force=True)) for name, t in found.items()})
-
-
-def _named(layout: Layout, flat: Tensor) -> dict[str, Tensor]:
-    return layout.views(flat[0])
 
 
 @lru_cache(maxsize=4)

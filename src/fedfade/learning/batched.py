@@ -4,13 +4,10 @@ One client's step is written for one client and mapped over all by `torch.vmap`,
 Nothing waits for the host.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +19,15 @@ from fedfade.device import spare_bytes
 from fedfade.graphs import Work, fuse, record
 from fedfade.learning.averaging import ServerState
 from fedfade.learning.data import Dataset
-from fedfade.learning.local import LocalWork, ModelReplica, Trained, arithmetic, dropout_of
-from fedfade.learning.model import buffer_layout, has_dropout, parameter_layout
+from fedfade.learning.local import (
+    ClientLoop,
+    LocalWork,
+    Trained,
+    arithmetic,
+    copy_all,
+    dropout_of,
+)
+from fedfade.learning.model import InitialBuffers, buffer_layout, parameter_layout
 
 _MEMORY_SHARE = 0.4  # of the device's free memory that a step of local training may take
 _CLIENTS = 100  # at once, at most: they fill a GPU, and 350 together cost twice as much each
@@ -48,7 +52,8 @@ class MatmulConv2d(nn.Conv2d):
         if torch.is_autocast_enabled(input.device.type):
             input = input.to(torch.get_autocast_dtype(input.device.type))
         (high, wide), (down, right) = self.kernel_size, self.stride
-        (pad_rows, pad_columns), (step_row, step_column) = _pair(self.padding), self.dilation
+        assert not isinstance(self.padding, str)
+        (pad_rows, pad_columns), (step_row, step_column) = self.padding, self.dilation
         x = F.pad(input, (pad_columns, pad_columns, pad_rows, pad_rows)).permute(0, 2, 3, 1)
         rows = (x.shape[1] - step_row * (high - 1) - 1) // down + 1
         columns = (x.shape[2] - step_column * (wide - 1) - 1) // right + 1
@@ -68,6 +73,12 @@ class MatmulConv2d(nn.Conv2d):
         if self.bias is not None:
             out = out + self.bias
         return out.view(len(input), rows, columns, -1).permute(0, 3, 1, 2)
+
+    @staticmethod
+    def can_replace(layer: nn.Module) -> bool:
+        """Whether a layer is a convolution of one group between zeros."""
+        plain = type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros"
+        return plain and not isinstance(layer.padding, str)
 
 
 def groups_of_samples(samples: int, pixels: int, kernel: Sequence[int], dtype: torch.dtype) -> int:
@@ -90,19 +101,15 @@ def groups_of_samples(samples: int, pixels: int, kernel: Sequence[int], dtype: t
     return max(count for count in range(1, min(_GROUPS, most) + 1) if samples % count == 0)
 
 
-def _pair(padding: str | tuple[int, ...]) -> tuple[int, int]:
-    assert not isinstance(padding, str)
-    return padding[0], padding[1]
-
-
-class PlainBatchNorm2d(nn.BatchNorm2d):
+class PlainBatchNorm(nn.BatchNorm2d):
     """Batch norm in plain operations, which can be mapped and recorded anywhere."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Statistics in float32 whatever the input; running ones are updated in place."""
         x = input.float()
         if self.training or self.running_mean is None or self.running_var is None:
-            variance, mean = torch.var_mean(x, dim=(0, 2, 3), correction=0)
+            axes = [axis for axis in range(x.ndim) if axis != 1]
+            variance, mean = torch.var_mean(x, dim=axes, correction=0)
             self._remember(mean.detach(), variance.detach(), x.numel() // x.shape[1])
         else:
             mean, variance = self.running_mean, self.running_var
@@ -110,20 +117,31 @@ class PlainBatchNorm2d(nn.BatchNorm2d):
         shift = -mean * scale
         if self.affine:
             scale, shift = scale * self.weight, shift * self.weight + self.bias
-        return self._line(x, scale[:, None, None], shift[:, None, None])
+        each_channel = (-1, *[1] * (x.ndim - 2))
+        return self._line(x, scale.view(each_channel), shift.view(each_channel))
 
     def _line(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         return x * scale + shift
 
     def _remember(self, mean: Tensor, variance: Tensor, count: int) -> None:
-        if self.running_mean is None or self.running_var is None or self.momentum is None:
+        if self.running_mean is None or self.running_var is None:
             return
+        momentum: float | Tensor | None = self.momentum
+        if momentum is None:  # the running statistics are the mean over all steps
+            assert self.num_batches_tracked is not None
+            momentum = 1.0 / self.num_batches_tracked.add_(1)
         unbiased = variance * (count / max(1, count - 1))
         for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
-            running.add_((new - running) * self.momentum)  # vmap has no rule for lerp_
+            running.add_((new - running) * momentum)  # vmap has no rule for lerp_
+
+    @staticmethod
+    def can_replace(layer: nn.Module) -> bool:
+        """Any batch norm of images, and what else PyTorch's own kernels cannot do mapped."""
+        others = type(layer) in (nn.BatchNorm1d, nn.BatchNorm3d) and layer.momentum is None
+        return type(layer) is nn.BatchNorm2d or others
 
 
-class PooledBatchNorm2d(PlainBatchNorm2d):
+class PooledBatchNorm(PlainBatchNorm):
     """Batch norm and the max pooling behind it.
 
     The greatest of some pixels is the same one before a rising line and after it. So all but the
@@ -136,34 +154,35 @@ class PooledBatchNorm2d(PlainBatchNorm2d):
         rising = torch.where(scale < 0, -1.0, 1.0)
         return super()._line(self.pool(x * rising), scale * rising, shift)
 
+    @staticmethod
+    def can_replace(norm: nn.Module, pool: nn.Module | None = None) -> bool:
+        """Whether these are a batch norm of images and the pooling behind it."""
+        norm_of_images = type(norm) is nn.BatchNorm2d
+        return norm_of_images and type(pool) is nn.MaxPool2d and not pool.return_indices
+
 
 def batchable(model: nn.Module) -> nn.Module:
-    """A copy whose layers are fast with other weights for every client; names stay.
+    """A copy whose layers are fast with other weights for every client.
+
+    Only classes of layers change, so parameters and buffers keep their names.
 
     >>> [type(m).__name__ for m in batchable(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()))]
     ['MatmulConv2d', 'ReLU']
     """
     model = copy.deepcopy(model)
+    for layers in (part for part in model.modules() if type(part) is nn.Sequential):
+        for place, (norm, pool) in enumerate(itertools.pairwise(layers)):
+            if PooledBatchNorm.can_replace(norm, pool):
+                norm.__class__, norm.pool = PooledBatchNorm, pool
+                layers[place + 1] = nn.Identity()
     for layer in model.modules():
-        plain = type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros"
-        if plain and not isinstance(layer.padding, str):
+        if MatmulConv2d.can_replace(layer):
             layer.__class__ = MatmulConv2d
-        elif type(layer) is nn.BatchNorm2d and layer.momentum is not None:
-            layer.__class__ = PlainBatchNorm2d
-    for layer in model.modules():
-        if type(layer) is nn.Sequential:
-            _pool_in_norms(layer)
+        elif PlainBatchNorm.can_replace(layer):
+            layer.__class__ = PlainBatchNorm
+        if isinstance(layer, PlainBatchNorm) and layer.momentum is not None:
+            layer.num_batches_tracked = None  # nobody reads it
     return model
-
-
-def _pool_in_norms(layers: nn.Sequential) -> None:
-    for place, (norm, pool) in enumerate(itertools.pairwise(layers)):
-        if type(norm) is not PlainBatchNorm2d or type(pool) is not nn.MaxPool2d:
-            continue
-        if not pool.return_indices:
-            norm.__class__ = PooledBatchNorm2d
-            norm.pool = pool
-            layers[place + 1] = nn.Identity()
 
 
 class ClientBatch:
@@ -175,84 +194,83 @@ class ClientBatch:
         self.dataset, self.precision = dataset, precision
         self.parameter_layout = parameter_layout(model)
         self.buffer_layout = buffer_layout(model)
-        self._dropout = has_dropout(model, dataset.shape)
+        self._initial_buffers = InitialBuffers(self.model)
+        self._loop = ClientLoop(model, dataset, precision, threads=1)
+        self.dropout = self._loop.dropout
         # Without dropout a random number would be a mistake, so vmap is told to refuse it.
-        randomness = "different" if self._dropout else "error"
+        randomness = "different" if self.dropout else "error"
         self._plain_gradient = vmap(grad(self._loss, has_aux=True), randomness=randomness)
         # A pooled pixel is read by nine patches: worked out once and kept, not nine times.
         keep = {"realize_reads_threshold": 3}
         fused = fuse(self._plain_gradient, self.device, options=keep)
-        self._gradient = self._plain_gradient if self._dropout else fused
-        self._replica = ModelReplica(model, dataset, precision)
-        self._buffers_of: dict[tuple[int, int, int, float, float], _StepBuffers] = {}
+        self._gradient = self._plain_gradient if self.dropout else fused
+        self._recorded: dict[tuple[object, ...], _RecordedSteps] = {}
         self._at_once: int | None = None
 
     def _loss(
-        self, flat: Tensor, buffers: Tensor, images: Tensor, labels: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Loss of one client; aux: the loss again, and the running statistics after the pass."""
-        # Batch norm writes into its buffers, so it gets copies; its step counter is among `other`.
-        running = {name: view.clone() for name, view in self.buffer_layout.views(buffers).items()}
-        other = {n: b.clone() for n, b in self.model.named_buffers() if n not in running}
-        named = {**self.parameter_layout.views(flat), **running, **other}
+        self, flat: Tensor, buffers: dict[str, Tensor], images: Tensor, labels: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, dict[str, Tensor]]]:
+        """Loss of one client; aux: the loss again, and the buffers after the pass."""
+        # Layers write into their buffers, so they are given copies.
+        copies = {name: buffer.clone() for name, buffer in buffers.items()}
+        named = self.parameter_layout.views(flat) | copies
         logits = functional_call(self.model, named, (images,))
         loss = F.cross_entropy(logits.float(), labels)
-        after = [value.flatten() for value in running.values()]
-        return loss, (loss, torch.cat(after) if after else buffers)
+        # `named` now also holds what the pass put in a buffer's place; a cache that took another
+        # shape is made anew in the next step.
+        after = {n: named[n] if named[n].shape == b.shape else b for n, b in buffers.items()}
+        return loss, (loss, after)
 
     def gradient(
-        self,
-        flat: Tensor,
-        buffers: Tensor,
-        batch: Tensor,
-        method: Callable[..., Any] | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients [client, D], losses [client] and running statistics [client, B] of a step."""
+        self, flat: Tensor, buffers: dict[str, Tensor], batch: Tensor, compiled: bool = True
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Gradients [client, D], losses [client] and buffers [client, ...] of a step."""
         images = self.dataset.normalised(self.dataset.train_images[batch]).contiguous()
         labels = self.dataset.train_labels[batch]
         # The backward pass runs inside `_gradient`, so the arithmetic is set around all of it.
         with arithmetic(self.device, self.precision):
-            method = self._gradient if method is None else method
+            method = self._gradient if compiled else self._plain_gradient
             gradient, (loss, buffers) = method(flat, buffers, images, labels)
+        self._initial_buffers.restore(values=False)  # `functional_call` leaves those that were None
         return gradient, loss, buffers
+
+    def buffers(self, averaged: Tensor) -> dict[str, Tensor]:
+        """All buffers [client, ...] where a round begins: the averaged ones from [client, B]."""
+        own = {n: b.expand(len(averaged), *b.shape) for n, b in self.model.named_buffers()}
+        return own | self.buffer_layout.views(averaged)
 
     def train(self, state: ServerState, work: LocalWork) -> Trained:
         """Every client's update."""
         runs, clients = work.samples.shape[:2]
         start = _for_all(state.parameters, clients)  # [run x client, D]
-        buffers = _for_all(state.buffers, clients)
+        averaged = _for_all(state.buffers, clients)
         samples = work.samples.flatten(0, 1)  # [run x client, step, sample]
-        at_once = self._clients_at_once(start[:1], buffers[:1], samples[:1, 0], len(start))
-        blocks = [
-            self._train_block(start[part], buffers[part], samples[part], work, part.start)
-            for part in equal_blocks(len(start), at_once)
-        ]
-        update, running, loss = (_joined(parts, len(start)) for parts in zip(*blocks, strict=True))
+        update, after = start.new_empty(start.shape), averaged.new_empty(averaged.shape)
+        loss = start.new_empty(len(start))
+        at_once = self._clients_at_once(start[:1], averaged[:1], samples[:1, 0], len(start))
+        for part in equal_blocks(len(start), at_once):
+            block = start[part], self.buffers(averaged[part]), samples[part]
+            key = (block[0].shape, block[2].shape, work.rate, work.proximal)
+            if key not in self._recorded:
+                self._recorded.clear()  # a recording holds memory; one shape at a time is in use
+                self._recorded[key] = _RecordedSteps(self, *block, work)
+            first = divmod(part.start, clients)
+            with dropout_of(work, *first) if self.dropout else nullcontext():
+                update[part], buffers, loss[part] = self._recorded[key].train(*block)
+            for name, view in self.buffer_layout.views(after[part]).items():
+                view.copy_(buffers[name])
         return Trained(
             parameters=update.view(runs, clients, -1),
-            buffers=running.view(runs, clients, state.buffers.shape[1]),
+            buffers=after.view(runs, clients, state.buffers.shape[1]),
             loss=loss.view(runs, clients),
         )
 
-    def _train_block(
-        self, start: Tensor, buffers: Tensor, samples: Tensor, work: LocalWork, first: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        count, size = samples.shape[1:]
-        together = max(some for some in range(1, _STEPS + 1) if count % some == 0)
-        key = (len(start), together, size, work.rate, work.proximal)
-        if key not in self._buffers_of:
-            self._buffers_of.clear()  # a recording holds memory; one shape at a time is in use
-            self._buffers_of[key] = _StepBuffers(self, start, buffers, samples[:, :together], work)
-        keyed = dropout_of(work, *divmod(first, work.samples.shape[1]), self.device)
-        with keyed if self._dropout else nullcontext():
-            return self._buffers_of[key].train(start, buffers, samples)
-
-    def _clients_at_once(self, flat: Tensor, buffers: Tensor, batch: Tensor, wanted: int) -> int:
+    def _clients_at_once(self, flat: Tensor, averaged: Tensor, batch: Tensor, wanted: int) -> int:
         """As many clients as are worth it and fit the memory set aside, by what one takes.
 
         One with dropout, whose random numbers must not depend on who is trained beside it.
         """
-        if self._dropout:
+        if self.dropout:
             return 1
         if self.device.type != "cuda":
             return wanted
@@ -260,7 +278,7 @@ class ClientBatch:
             torch.cuda.reset_peak_memory_stats(self.device)
             before = torch.cuda.memory_allocated(self.device)
             # Compiling for one client would take longer than all it could tell.
-            self.gradient(flat, buffers, batch, self._plain_gradient)
+            self.gradient(flat, self.buffers(averaged), batch, compiled=False)
             one = torch.cuda.max_memory_allocated(self.device) - before
             room = spare_bytes(self.device, _MEMORY_SHARE, on_cpu=0)
             self._at_once = max(1, min(_CLIENTS, room // max(1, one)))
@@ -271,10 +289,7 @@ class ClientBatch:
 
         One after the other: a test set keeps a GPU busy, and for one model convolutions are fast.
         """
-        models = zip(state.parameters, state.buffers, strict=True)
-        found = [self._replica.test(*model, images, labels, _EVALUATION_IMAGES) for model in models]
-        correct, loss = zip(*found, strict=True)
-        return torch.stack(correct), torch.stack(loss)
+        return self._loop.evaluate(state, images, labels, _EVALUATION_IMAGES)
 
 
 def equal_blocks(count: int, at_once: int) -> list[slice]:
@@ -291,59 +306,55 @@ def equal_blocks(count: int, at_once: int) -> list[slice]:
     return [slice(first, first + size) for first in firsts]
 
 
-def _joined(parts: Sequence[Tensor], count: int) -> Tensor:
-    """What equal blocks gave, each client once."""
-    if len(parts) == 1:
-        return parts[0]
-    *whole, last = parts
-    return torch.cat([*whole, last[len(last) * len(parts) - count :]])
-
-
 def _for_all(rows: Tensor, clients: int) -> Tensor:
     """Every run's row once for each of its clients; for a single run a view."""
     return rows[:, None].expand(-1, clients, -1).flatten(0, 1)
 
 
-class _StepBuffers:
-    """Buffers of one batch of clients, and some steps of SGD on them, recorded."""
+class _RecordedSteps:
+    """Some steps of SGD for a block of clients, recorded on tensors that stay where they are."""
 
     def __init__(
-        self, engine: ClientBatch, start: Tensor, buffers: Tensor, samples: Tensor, work: LocalWork
+        self,
+        engine: ClientBatch,
+        start: Tensor,
+        buffers: dict[str, Tensor],
+        samples: Tensor,
+        work: LocalWork,
     ) -> None:
-        self._engine = engine
-        self._rate, self._proximal = work.rate, work.proximal
-        self._start, self._flat, self._buffers = start.clone(), start.clone(), buffers.clone()
-        self._samples = samples.clone()  # [client, step, sample]
+        count = samples.shape[1]
+        together = max(some for some in range(1, _STEPS + 1) if count % some == 0)
+        self._engine, self._rate, self._proximal = engine, work.rate, work.proximal
+        self._start, self._flat = start.clone(), start.clone()
+        self._buffers = {name: buffer.clone() for name, buffer in buffers.items()}
+        self._samples = samples[:, :together].clone()  # [client, step, sample]
         self._loss = torch.zeros(len(start), device=start.device)
-        changed = [self._flat, self._buffers, self._loss]
+        changed = [self._flat, self._loss, *self._buffers.values()]
         # A user's dropout draws new numbers in every step, which a recording would repeat.
         self._steps: Work = (
-            self._some_steps if engine._dropout else record(self._some_steps, changed, start.device)
+            self._some_steps if engine.dropout else record(self._some_steps, changed, start.device)
         )
 
     def _some_steps(self) -> None:
+        """Steps of every client (paper: eq. 4)."""
         for batch in self._samples.unbind(1):
-            self._step(batch)
-
-    def _step(self, batch: Tensor) -> None:
-        """Eq. (4) for every client."""
-        gradient, loss, buffers = self._engine.gradient(self._flat, self._buffers, batch)
-        if self._proximal:  # FedProx: the gradient of proximal / 2 |w - w_t|^2
-            gradient = gradient + self._proximal * (self._flat - self._start)
-        self._flat.sub_(gradient, alpha=self._rate)
-        self._buffers.copy_(buffers)
-        self._loss.add_(loss)
+            gradient, loss, buffers = self._engine.gradient(self._flat, self._buffers, batch)
+            if self._proximal:  # FedProx: the gradient of proximal / 2 |w - w_t|^2
+                gradient = gradient + self._proximal * (self._flat - self._start)
+            self._flat.sub_(gradient, alpha=self._rate)
+            copy_all(self._buffers.values(), [buffers[name] for name in self._buffers])
+            self._loss.add_(loss)
 
     def train(
-        self, start: Tensor, buffers: Tensor, samples: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Updates, running statistics and mean loss after all steps."""
+        self, start: Tensor, buffers: dict[str, Tensor], samples: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """Updates, buffers and mean loss after all steps."""
         if self._proximal:
             self._start.copy_(start)
         self._flat.copy_(start)
-        self._buffers.copy_(buffers)
+        copy_all(self._buffers.values(), buffers.values())
         self._loss.zero_()
         for some in torch.split(samples, self._samples.shape[1], dim=1):
             self._samples.copy_(some)
             self._steps()
-        return start - self._flat, self._buffers.clone(), self._loss / samples.shape[1]
+        return start - self._flat, self._buffers, self._loss / samples.shape[1]

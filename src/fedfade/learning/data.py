@@ -4,11 +4,10 @@ Images stay as they come, [sample, row, column, channel], mostly uint8; a mini-b
 normalised per channel when it is taken. Its permuted view is what PyTorch calls channels_last.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -26,6 +25,9 @@ CIFAR10_IMAGES = 10_000
 """Images in each of these files."""
 _TEST_SHARE = 0.2  # of data that come without a test set
 _MAX_CLASSES = 100_000
+
+LabelledImages = tuple[NDArray[np.generic], NDArray[np.int64]]
+"""Images [sample, row, column, channel] and labels [sample]."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Dataset:
         _, rows, columns, channels = self.train_images.shape
         return channels, rows, columns
 
-    def to(self, device: torch.device | str) -> Dataset:
+    def to(self, device: torch.device | str) -> Self:
         """The same data on another device."""
         names = ("train_images", "train_labels", "test_images", "test_labels", "mean", "deviation")
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
@@ -68,10 +70,10 @@ def load_data(config: LearningConfig) -> Dataset:
     if config.data == "digits":
         return _digits()
     if config.data == "cifar10":
-        return _cifar10(cifar10_folder(config.data_dir))
+        return _cifar10(config.data_dir)
     path = Path(config.data)
     if path.is_dir():
-        return _from_folder(path, path.name)
+        return _from_folder(path)
     if path.suffix == ".npz" and path.is_file():
         return _from_file(path)
     raise not_allowed(
@@ -97,18 +99,6 @@ def find_cifar10(data_dir: str | Path | None = None) -> Path | None:
     return None
 
 
-def cifar10_folder(data_dir: str | Path | None = None) -> Path:
-    """Like `find_cifar10`, but missing data are an error that says what to do."""
-    found = find_cifar10(data_dir)
-    if found is None:
-        root = data_folder(data_dir)
-        raise UserError(
-            f"CIFAR-10 is not in {str(root)!r}: run 'fedfade data cifar10 --data-dir {root}' once "
-            f"with a network, or point --data-dir or {DATA_VARIABLE} at a folder that has it."
-        )
-    return found
-
-
 # --- sources ---------------------------------------------------------------------------------
 
 
@@ -118,81 +108,81 @@ def _digits() -> Dataset:
 
     bunch = load_digits()
     images = bunch.images.astype(np.uint8)[..., None]  # values 0 ... 16
-    return _split("digits", images, bunch.target, tuple(str(k) for k in range(10)))
+    return _assemble("digits", (images, bunch.target.astype(np.int64)), None, tuple("0123456789"))
 
 
-def _cifar10(folder: Path) -> Dataset:
+def _cifar10(data_dir: str | None) -> Dataset:
     """The six files and no others, each of the size it must have."""
-    *training, testing = (_cifar10_pair(folder / f"{name}.npz") for name in CIFAR10_FILES)
-    images, labels = (np.concatenate(parts) for parts in zip(*training, strict=True))
-    return _assemble("cifar10", images, labels, *testing, _class_names(folder / "classes.json"))
-
-
-def _cifar10_pair(path: Path) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
-    images, labels = _read_pair(path)
-    shape = (CIFAR10_IMAGES, 32, 32, 3)
-    if images.shape != shape:
+    folder = find_cifar10(data_dir)
+    if folder is None:
+        root = data_folder(data_dir)
         raise UserError(
-            f"{str(path)!r} is not of CIFAR-10: its images have shape {list(images.shape)}, and it "
-            f"must be {list(shape)}."
+            f"CIFAR-10 is not in {str(root)!r}: run 'fedfade data cifar10 --data-dir {root}' once "
+            f"with a network, or point --data-dir or {DATA_VARIABLE} at a folder that has it."
         )
-    wrong = labels[(labels < 0) | (labels > 9)]
-    if len(wrong):
-        raise UserError(
-            f"{str(path)!r} is not of CIFAR-10: a label is {wrong[0]}, and it must be 0 ... 9."
-        )
-    return images, labels
+    shape, pairs = (CIFAR10_IMAGES, 32, 32, 3), []
+    for file in (folder / f"{name}.npz" for name in CIFAR10_FILES):
+        images, labels = _read(file)
+        if images.shape != shape:
+            raise UserError(
+                f"{str(file)!r} is not of CIFAR-10: its images have shape {list(images.shape)}, "
+                f"and it must be {list(shape)}."
+            )
+        wrong = labels[(labels < 0) | (labels > 9)]
+        if len(wrong):
+            raise UserError(
+                f"{str(file)!r} is not of CIFAR-10: a label is {wrong[0]}, and it must be 0 ... 9."
+            )
+        pairs.append((images, labels))
+    *training, testing = pairs
+    return _assemble(
+        "cifar10", _concatenate(training), testing, _class_names(folder / "classes.json")
+    )
 
 
-def _from_folder(folder: Path, name: str) -> Dataset:
-    training = sorted(folder.glob("train*.npz"))
+def _from_folder(folder: Path) -> Dataset:
+    training, testing = (sorted(folder.glob(f"{kind}*.npz")) for kind in ("train", "test"))
     if not training:
-        alone = sorted(folder.glob("*.npz"))
+        alone = list(folder.glob("*.npz"))
         if len(alone) == 1:
             return _from_file(alone[0])
         raise UserError(
             f"learning.data: folder {str(folder)!r} has no train*.npz (and not one single .npz)."
         )
-    images, labels = _read_pairs(training, "training")
-    names = _class_names(folder / "classes.json")
-    testing = sorted(folder.glob("test*.npz"))
-    if not testing:
-        return _split(name, images, labels, names)
-    test_images, test_labels = _read_pairs(testing, "test")
-    return _assemble(name, images, labels, test_images, test_labels, names)
+    parts = []
+    for kind, files in (("training", training), ("test", testing)):
+        pairs = [_read(file) for file in files]
+        if len({images.shape[1:] for images, _ in pairs}) > 1:
+            raise UserError(f"learning.data: the {kind} files in {str(folder)!r} differ in shape.")
+        parts.append(_concatenate(pairs) if pairs else None)
+    assert parts[0] is not None
+    return _assemble(folder.name, parts[0], parts[1], _class_names(folder / "classes.json"))
 
 
 def _from_file(path: Path) -> Dataset:
-    images, labels = _read_pair(path)
-    extra = read_npz(path, ("test_images", "test_labels"))
-    if len(extra) == 1:
+    train = _read(path)
+    there = read_npz(path, ("test_images", "test_labels"))
+    if len(there) == 1:
         raise UserError(f"{str(path)!r} must hold 'test_images' and 'test_labels' or neither.")
-    if extra:
-        test_images, test_labels = _checked_pair(path, extra["test_images"], extra["test_labels"])
-        return _assemble(path.stem, images, labels, test_images, test_labels, None)
-    return _split(path.stem, images, labels, None)
+    test = _checked(path, there["test_images"], there["test_labels"]) if there else None
+    return _assemble(path.stem, train, test, None)
 
 
-def _read_pairs(paths: list[Path], kind: str) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
-    """One after the other."""
-    images, labels = zip(*map(_read_pair, paths), strict=True)
-    if len({part.shape[1:] for part in images}) > 1:
-        raise UserError(
-            f"learning.data: the {kind} files in {str(paths[0].parent)!r} differ in shape."
-        )
-    return np.concatenate(images), np.concatenate(labels)
-
-
-def _read_pair(path: Path) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
+def _read(path: Path) -> LabelledImages:
     arrays = read_npz(path, ("images", "labels"))
     if len(arrays) != 2:
         raise UserError(f"{str(path)!r} must hold the arrays 'images' and 'labels'.")
-    return _checked_pair(path, arrays["images"], arrays["labels"])
+    return _checked(path, arrays["images"], arrays["labels"])
 
 
-def _checked_pair(
+def _concatenate(pairs: list[LabelledImages]) -> LabelledImages:
+    images, labels = zip(*pairs, strict=True)
+    return np.concatenate(images), np.concatenate(labels)
+
+
+def _checked(
     path: Path, images: NDArray[np.generic], labels: NDArray[np.generic]
-) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
+) -> LabelledImages:
     where = repr(str(path))
     if images.ndim == 3:
         images = images[..., None]  # grey images may come without a channel axis
@@ -212,7 +202,7 @@ def _checked_pair(
             f"labels in {where} are {labels.dtype} of shape {labels.shape}: they must be whole "
             f"numbers, one for each of the {len(images)} images."
         )
-    return images, labels.astype(np.int64)
+    return np.ascontiguousarray(images), labels.astype(np.int64)
 
 
 def _class_names(path: Path) -> tuple[str, ...] | None:
@@ -224,37 +214,31 @@ def _class_names(path: Path) -> tuple[str, ...] | None:
     return tuple(names)
 
 
-def _split(
-    name: str,
-    images: NDArray[np.generic],
-    labels: NDArray[np.int64],
-    names: tuple[str, ...] | None,
-) -> Dataset:
-    """Set a fixed fifth aside for testing; the split never depends on a run's seed."""
-    if len(images) < 2:
-        raise UserError(f"learning.data: {name!r} has {len(images)} image(s), too few to split.")
-    order = numpy_generator(0, "test split").permutation(len(images))
-    count = max(1, round(_TEST_SHARE * len(images) + 0.1))
-    train, test = np.sort(order[count:]), np.sort(order[:count])
-    return _assemble(name, images[train], labels[train], images[test], labels[test], names)
-
-
 def _assemble(
     name: str,
-    images: NDArray[np.generic],
-    labels: NDArray[np.int64],
-    test_images: NDArray[np.generic],
-    test_labels: NDArray[np.int64],
+    train: LabelledImages,
+    test: LabelledImages | None,
     names: tuple[str, ...] | None,
 ) -> Dataset:
-    if images.shape[1:] != test_images.shape[1:]:
+    images, labels = train
+    if test is None:  # a fixed fifth is set aside; the split never depends on a run's seed
+        if len(images) < 2:
+            raise UserError(
+                f"learning.data: {name!r} has {len(images)} image(s), too few to split."
+            )
+        order = numpy_generator(0, "test split").permutation(len(images))
+        count = max(1, round(_TEST_SHARE * len(images) + 0.1))
+        kept, aside = np.sort(order[count:]), np.sort(order[:count])
+        test = images[aside], labels[aside]
+        images, labels = images[kept], labels[kept]
+    if images.shape[1:] != test[0].shape[1:]:
         raise UserError(
             f"learning.data: training images of {name!r} have shape {images.shape[1:]}, test "
-            f"images {test_images.shape[1:]}: they must agree."
+            f"images {test[0].shape[1:]}: they must agree."
         )
     classes = len(names) if names is not None else int(labels.max()) + 1
     limit = min(classes, _MAX_CLASSES)
-    for which, found in (("training", labels), ("test", test_labels)):
+    for which, found in (("training", labels), ("test", test[1])):
         wrong = found[(found < 0) | (found >= limit)]
         if len(wrong):
             raise UserError(
@@ -264,10 +248,10 @@ def _assemble(
     mean, deviation = _channel_statistics(images)
     return Dataset(
         name=name,
-        train_images=torch.from_numpy(np.ascontiguousarray(images)),
-        train_labels=torch.from_numpy(np.asarray(labels, dtype=np.int64)),
-        test_images=torch.from_numpy(np.ascontiguousarray(test_images)),
-        test_labels=torch.from_numpy(np.asarray(test_labels, dtype=np.int64)),
+        train_images=torch.from_numpy(images),
+        train_labels=torch.from_numpy(labels),
+        test_images=torch.from_numpy(test[0]),
+        test_labels=torch.from_numpy(test[1]),
         classes=names if names is not None else tuple(str(k) for k in range(classes)),
         mean=torch.tensor(mean, dtype=torch.float32),
         deviation=torch.tensor(deviation, dtype=torch.float32),

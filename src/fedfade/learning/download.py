@@ -4,8 +4,6 @@ The binary release is a tar of raw bytes (one label, then the red, green and blu
 image, 3,073 bytes in all), so nothing has to be unpickled.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import tarfile
@@ -26,23 +24,18 @@ from fedfade.learning.data import CIFAR10_FILES, find_cifar10
 from fedfade.storage import make_folder, read_bytes, sha256_of, write_json, write_npz
 
 CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-)
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+)  # fmt: skip
 _BATCHES = (*(f"data_batch_{k}.bin" for k in range(1, 6)), "test_batch.bin")
 _FILES = dict(zip(_BATCHES, CIFAR10_FILES, strict=True))
 _RECORD = 1 + 3 * 32 * 32
 _MAX_ARCHIVE_BYTES = 2**30
 _SUMS = "SHA256SUMS"
 _SUM_LINE = re.compile(r"^([0-9a-fA-F]{64}) [ *](.+?)\s*$", re.MULTILINE)
+
+Arrays = dict[str, NDArray[np.uint8]]
+Tell = Callable[[int, int], None]
+"""Is told the bytes so far and the bytes in all, or 0 if nobody knows."""
 
 
 @dataclass(frozen=True)
@@ -55,37 +48,30 @@ class Source:
 
 
 def fetch_cifar10(
-    folder: Path,
-    source: Source | None = None,
-    tell: Callable[[int, int], None] = lambda done, total: None,
+    folder: Path, source: Source | None = None, tell: Tell = lambda done, total: None
 ) -> Path:
     """The folder with CIFAR-10: as found, or downloaded into `folder`/cifar10.
 
     What is found must agree with a SHA256SUMS beside it. The six files are written only after the
-    whole archive has passed its checksum; `tell` is called with (bytes so far, bytes in all or 0).
+    whole archive has passed its checksum.
     """
     found = find_cifar10(folder)
     if found is not None:
         _check_sums(found)
         return found
-    source = source or Source()
     target = folder / "cifar10"
     made = [place for place in (target, *target.parents) if not place.exists()]  # inner first
     make_folder(target)  # now, so that a folder we may not write to is known
     try:
-        arrays = _verified(source, tell)
+        files = _download(source or Source(), tell)
     except BaseException:
         with suppress(OSError):  # not ours to remove if there is something in it
             for place in made:
                 place.rmdir()
         raise
-    for name, (images, labels) in arrays.items():
-        if name != "test":
-            write_npz(target / f"{name}.npz", {"images": images, "labels": labels})
     write_json(target / "classes.json", list(CLASSES))
-    # The test file comes last: `find_cifar10` takes a folder without it for unfinished.
-    images, labels = arrays["test"]
-    write_npz(target / "test.npz", {"images": images, "labels": labels})
+    for name in CIFAR10_FILES:  # until all are there `find_cifar10` does not take the folder
+        write_npz(target / f"{name}.npz", files[name])
     return target
 
 
@@ -107,50 +93,39 @@ def _check_sums(folder: Path) -> None:
             )
 
 
-def _verified(
-    source: Source, tell: Callable[[int, int], None]
-) -> dict[str, tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
+def _download(source: Source, tell: Tell) -> dict[str, Arrays]:
     """The six files of an archive that passed its checksum."""
+    md5, done = hashlib.md5(usedforsecurity=False), 0
     with tempfile.TemporaryFile() as archive:
-        digest = _download(source.url, archive, tell)
-        if digest != source.md5:
+        try:
+            with urllib.request.urlopen(source.url, timeout=30) as answer:
+                total = int(answer.headers.get("Content-Length") or 0)
+                while block := answer.read(1 << 18):
+                    done += len(block)
+                    if done > _MAX_ARCHIVE_BYTES:
+                        raise UserError(f"{source.url} sends more than {_MAX_ARCHIVE_BYTES} bytes.")
+                    archive.write(block)
+                    md5.update(block)
+                    tell(done, total)
+        except (urllib.error.URLError, OSError, ValueError) as error:
+            reason = getattr(error, "reason", None) or error
             raise UserError(
-                f"the archive from {source.url} has MD5 {digest}: it must be {source.md5}; it is "
-                "damaged or not CIFAR-10, so nothing was written."
+                f"CIFAR-10 cannot be downloaded from {source.url} ({reason}): get a network, or "
+                "put the folder of train_1.npz ... train_5.npz and test.npz in place and name it "
+                "with --data-dir or FEDFADE_DATA."
+            ) from None
+        if md5.hexdigest() != source.md5:
+            raise UserError(
+                f"the archive from {source.url} has MD5 {md5.hexdigest()}: it must be "
+                f"{source.md5}; it is damaged or not CIFAR-10, so nothing was written."
             )
         archive.seek(0)
         return _read_archive(archive, source)
 
 
-def _download(url: str, into: IO[bytes], tell: Callable[[int, int], None]) -> str:
-    """Copy a URL into a file; returns the MD5 of what came."""
-    md5 = hashlib.md5(usedforsecurity=False)
-    done = 0
-    try:
-        with urllib.request.urlopen(url, timeout=30) as answer:
-            total = int(answer.headers.get("Content-Length") or 0)
-            while block := answer.read(1 << 18):
-                done += len(block)
-                if done > _MAX_ARCHIVE_BYTES:
-                    raise UserError(f"{url} sends more than {_MAX_ARCHIVE_BYTES} bytes.")
-                into.write(block)
-                md5.update(block)
-                tell(done, total)
-    except (urllib.error.URLError, OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise UserError(
-            f"CIFAR-10 cannot be downloaded from {url} ({reason}): get a network, or put the "
-            "folder of train_1.npz ... train_5.npz and test.npz in place and name it with "
-            "--data-dir or FEDFADE_DATA."
-        ) from None
-    return md5.hexdigest()
-
-
-def _read_archive(
-    archive: IO[bytes], source: Source
-) -> dict[str, tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
+def _read_archive(archive: IO[bytes], source: Source) -> dict[str, Arrays]:
     """Images [sample, row, column, channel] and labels of the six files."""
-    found: dict[str, tuple[NDArray[np.uint8], NDArray[np.uint8]]] = {}
+    found: dict[str, Arrays] = {}
     size = _RECORD * source.images_per_file
     try:
         with tarfile.open(fileobj=archive, mode="r:gz") as tar:
@@ -167,7 +142,8 @@ def _read_archive(
                     )
                 rows = np.frombuffer(raw, np.uint8).reshape(-1, _RECORD)
                 planes = rows[:, 1:].reshape(-1, 3, 32, 32)
-                found[name] = np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), rows[:, 0].copy()
+                images = np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
+                found[name] = {"images": images, "labels": rows[:, 0].copy()}
     except (tarfile.TarError, EOFError, OSError):
         raise UserError(f"the archive from {source.url} is truncated or damaged.") from None
     missing = sorted(set(_FILES.values()) - set(found))

@@ -1,28 +1,21 @@
 """The bound along a real run: L, the variances, the three terms and what F really did.
 
-F is what the clients minimise: the expected training-mode mini-batch loss, averaged over the
-clients. Its gradient is the mean of stochastic gradients, here over a few draws per client.
+F is what the clients minimise: the expected training-mode mini-batch loss (paper: eq. 1),
+averaged over the clients (paper: eq. 2). Its gradient (paper: eq. 15) is the mean of stochastic
+gradients (paper: eq. 20), here over a few draws per client.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedfade.learning.averaging import ServerState
-from fedfade.learning.bound import (
-    Constants,
-    Problem,
-    paper_constants,
-    rate_limit,
-    rescaled_constants,
-)
 from fedfade.learning.federation import Federation
 from fedfade.learning.round import Deliver, RoundResult, play_rounds
+from fedfade.learning.theorem import Problem, paper_constants, rate_limit, rescaled_constants
 from fedfade.randomness import numpy_generator
 
 
@@ -59,7 +52,7 @@ def bound_along_run(
     federation: Federation,
     seed: int,
     rounds: int,
-    deliver: int | Deliver | None = None,
+    deliver: Deliver | int | None = None,
     draws: int = 8,
 ) -> Iterator[BoundRow]:
     """Train one run and compare the bound with what happened, round by round."""
@@ -68,44 +61,44 @@ def bound_along_run(
 
 
 def _measure(federation: Federation, seed: int, done: RoundResult, draws: int) -> BoundRow:
-    config, clients = federation.config, federation.config.clients
-    number, before, updates = done.sent.number, done.sent.before, done.sent.updates.parameters[0]
+    config, number, state = federation.config, done.sent.number, done.sent.before
+    updates = done.sent.updates.parameters[0]  # [client, D]
     samples = _samples(federation, seed, number, draws)  # [client, draw, sample]
-    here = _slopes(federation, before.parameters.expand(clients, -1), before, samples)
-    there = _slopes(federation, before.parameters - updates, before, samples)  # where they ended
-    after = _slopes(federation, done.after.parameters.expand(clients, -1), before, samples)
+    before, after = (s.parameters.expand(len(updates), -1) for s in (state, done.after))
+    here, there, then = (
+        _slopes(federation, models, state, samples)
+        for models in (before, before - updates, after)  # at w_t, at every w_n^(E), at w_{t+1}
+    )
     gradient_squared, spread = _moments(here, draws)
-    moved = updates.norm(dim=1)
     change = (there.mean - here.mean).norm(dim=1)
-    smoothness = float((change / moved.clamp_min(1e-12)).max())
     problem = Problem(
         local_rate=config.local_rate,
         global_rate=config.global_rate,
         steps=federation.mini_batches([seed], number).shape[2],
-        clients=clients,
-        smoothness=smoothness,
+        clients=config.clients,
+        smoothness=float((change / updates.norm(dim=1).clamp_min(1e-12)).max()),
         local_variance=float(here.variance.max()),
         global_variance=spread,
     )
     arrived = done.arrived[0]
-    got = updates[arrived].sum(0) / arrived.sum().clamp_min(1)
-    deviation = float((updates.mean(0) - got).square().sum())
-    constants: Constants = paper_constants(problem)
+    mean = updates[arrived].sum(0) / arrived.sum().clamp_min(1)  # of nobody: 0
+    deviation = float((updates.mean(0) - mean).square().sum())
+    constants = paper_constants(problem)
     return BoundRow(
         round=number,
         delivered=int(arrived.sum()),
-        smoothness=smoothness,
+        smoothness=problem.smoothness,
         local_deviation=problem.local_variance**0.5,
         global_deviation=spread**0.5,
         gradient_squared=gradient_squared,
         deviation=deviation,
-        rate_allowed=config.local_rate <= rate_limit(problem.steps, smoothness),
+        rate_allowed=config.local_rate <= rate_limit(problem.steps, problem.smoothness),
         first=constants.c1 * gradient_squared,
         second=constants.c2 * deviation,
         third=constants.c3,
         bound=constants.bound(gradient_squared, deviation),
         rescaled=rescaled_constants(problem).bound(gradient_squared, deviation),
-        measured=after.loss - here.loss,
+        measured=then.loss - here.loss,
     )
 
 
@@ -116,17 +109,15 @@ def _samples(federation: Federation, seed: int, round: int, draws: int) -> Tenso
     rows = []
     for client, part in enumerate(parts):
         generator = numpy_generator(seed, "bound", round, client)
-        rows.append(
-            np.stack([part[generator.choice(len(part), size, False)] for _ in range(draws)])
-        )
-    return torch.from_numpy(np.stack(rows)).to(federation.device)
+        rows.append([part[generator.choice(len(part), size, False)] for _ in range(draws)])
+    return torch.from_numpy(np.array(rows)).to(federation.device)
 
 
 def _slopes(federation: Federation, models: Tensor, state: ServerState, samples: Tensor) -> _Slopes:
     """Every client's mean gradient at its own row of `models`, and how much draws scatter."""
     clients, draws = samples.shape[:2]
     buffers = state.buffers.expand(clients, -1).contiguous()
-    rows = ServerState(models.contiguous(), buffers, previous=models)
+    rows = replace(state, parameters=models.contiguous(), buffers=buffers)
     found = federation.gradients(rows, samples)  # parameters [client, draw, D]
     mean = found.parameters.mean(1)
     scatter = (found.parameters - mean[:, None]).square().sum((1, 2))

@@ -5,8 +5,6 @@ weights, own the same data and draw the same mini-batches, whatever was delivere
 `round.py` puts the steps together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Literal
 

@@ -7,8 +7,6 @@ channels_last kernel sums one after the other and is 100 times less accurate, en
 maxima in the pooling and with them whole gradient entries.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +18,7 @@ from torch import Tensor, nn
 _WORTH_IT = 2**18  # elements; below, the overhead of many small operations outweighs the saving
 
 
-class _NormPool(torch.autograd.Function):
+class _PoolThenNormalise(torch.autograd.Function):
     """relu(maxpool(batch_norm(x))) with x [sample, channel, row, column] in channels_last."""
 
     @staticmethod
@@ -71,32 +69,42 @@ class NormPool(nn.BatchNorm2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Fused where it pays and is exact, layer by layer otherwise."""
-        if not self._fusible(input):
+        fusible = (
+            self.training
+            and input.numel() >= _WORTH_IT
+            and input.dtype == torch.float32
+            and input.is_contiguous(memory_format=torch.channels_last)
+            and bool((self.weight > 0).all())
+        )
+        if not fusible:
             return F.relu(F.max_pool2d(super().forward(input), 2))
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.momentum is not None
-        apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _NormPool.apply
+        apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _PoolThenNormalise.apply
         y, mean, variance = apply(input, self.weight, self.bias, self.eps)
         count = input.numel() // input.shape[1]
         self.running_mean.lerp_(mean, self.momentum)
         self.running_var.lerp_(variance * (count / (count - 1)), self.momentum)
         return y
 
-    def _fusible(self, x: Tensor) -> bool:
-        return (
-            self.training
-            and x.numel() >= _WORTH_IT
-            and x.dtype == torch.float32
-            and x.is_contiguous(memory_format=torch.channels_last)
-            and bool((self.weight > 0).all())
-        )
+    @staticmethod
+    def can_replace(norm: nn.Module, *others: nn.Module) -> bool:
+        """Whether these three layers are a plain batch norm, and pooling and ReLU in any order."""
+        if type(norm) is not nn.BatchNorm2d or {type(x) for x in others} != {nn.MaxPool2d, nn.ReLU}:
+            return False
+        (pool,) = (layer for layer in others if isinstance(layer, nn.MaxPool2d))
+        settings = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
+        pairs = [(n, n) if isinstance(n, int) else tuple(n) for n in settings]
+        plain_pool = pairs == [(2, 2), (2, 2), (0, 0), (1, 1)]
+        plain_norm = norm.affine and norm.track_running_stats and norm.momentum is not None
+        return plain_norm and plain_pool and not pool.ceil_mode and not pool.return_indices
 
 
 def fuse_norms(model: nn.Module) -> nn.Module:
     """A copy in which every such triple inside an `nn.Sequential` is one operation.
 
-    Pooling before or after ReLU makes no difference. Parameters and buffers keep their names.
+    Only the norm's class changes, so parameters and buffers keep their names.
 
     >>> layers = nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2))
     >>> [type(layer).__name__ for layer in fuse_norms(layers)]
@@ -107,35 +115,7 @@ def fuse_norms(model: nn.Module) -> nn.Module:
         if not isinstance(part, nn.Sequential):
             continue
         for first in range(len(part) - 2):
-            norm, *others = part[first], part[first + 1], part[first + 2]
-            if _is_plain_norm(norm) and _is_pool_and_relu(others):
-                norm.__class__ = NormPool
+            if NormPool.can_replace(*list(part)[first : first + 3]):
+                part[first].__class__ = NormPool
                 part[first + 1], part[first + 2] = nn.Identity(), nn.Identity()
     return model
-
-
-def _is_plain_norm(layer: nn.Module) -> bool:
-    return (
-        type(layer) is nn.BatchNorm2d
-        and layer.affine
-        and layer.track_running_stats
-        and layer.momentum is not None
-    )
-
-
-def _is_pool_and_relu(layers: list[nn.Module]) -> bool:
-    pools = [layer for layer in layers if type(layer) is nn.MaxPool2d]
-    relus = [layer for layer in layers if type(layer) is nn.ReLU]
-    if len(pools) != 1 or len(relus) != 1:
-        return False
-    pool = pools[0]
-    twos = (2, (2, 2), [2, 2])
-    plain = (0, (0, 0)), (1, (1, 1))
-    return (
-        pool.kernel_size in twos
-        and pool.stride in twos
-        and pool.padding in plain[0]
-        and pool.dilation in plain[1]
-        and not pool.ceil_mode
-        and not pool.return_indices
-    )

@@ -4,13 +4,12 @@ Both take the broadcast state and a list of mini-batches and return every client
 agree up to rounding. Neither draws random numbers, except for a user's dropout.
 """
 
-from __future__ import annotations
-
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import product
+from queue import SimpleQueue
 from typing import Literal, Protocol
 
 import torch
@@ -22,7 +21,7 @@ from fedfade.device import matrix_products
 from fedfade.learning.averaging import ServerState
 from fedfade.learning.data import Dataset
 from fedfade.learning.fused import fuse_norms
-from fedfade.learning.model import buffer_layout, has_dropout, parameter_layout
+from fedfade.learning.model import InitialBuffers, buffer_layout, has_dropout, parameter_layout
 from fedfade.randomness import stream
 
 _EVALUATION_IMAGES = 50  # in a block, which then stays in the cache
@@ -45,7 +44,7 @@ class LocalWork:
 class Trained:
     """What local training leaves behind."""
 
-    parameters: Tensor  # [run, client, D] w_t - w_n^(E)
+    parameters: Tensor  # [run, client, D] g_n = w_t - w_n^(E) (paper: eq. 6)
     buffers: Tensor  # [run, client, B]
     loss: Tensor  # [run, client] mean over the steps
 
@@ -96,16 +95,14 @@ def arithmetic(device: torch.device, precision: Precision) -> Iterator[None]:
 
 
 @contextmanager
-def dropout_of(work: LocalWork, run: int, client: int, device: torch.device) -> Iterator[None]:
+def dropout_of(work: LocalWork, run: int, client: int) -> Iterator[None]:
     """Random numbers of one client's dropout: a function of its seed, the round and its number."""
     number = work.clients[client] if work.clients else client
     key = stream(work.seeds[run], "dropout", work.round, number)
+    device = work.samples.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(key & (2**63 - 1))
         yield
-
-
-# --- client after client ---------------------------------------------------------------------
 
 
 class ModelReplica:
@@ -119,24 +116,31 @@ class ModelReplica:
         self.parameter_layout = parameter_layout(model)
         self.buffer_layout = buffer_layout(model)
         parameters = dict(self.model.named_parameters())
-        buffers = dict(self.model.named_buffers())
         self.parameters: list[Tensor] = [parameters[name] for name in self.parameter_layout.names]
-        self.buffers: list[Tensor] = [buffers[name] for name in self.buffer_layout.names]
+        self._initial_buffers = InitialBuffers(self.model)
 
     def load(self, parameters: Tensor, buffers: Tensor) -> None:
-        """Take over flat vectors [D] and [B]."""
+        """Become the model of flat vectors [D] and [B] (paper: eq. 3).
+
+        Buffers that are not averaged start anew: nothing of the client before is left.
+        """
+        self._initial_buffers.restore()
         with torch.no_grad():
-            _copy(self.parameters, list(self.parameter_layout.views(parameters).values()))
-            _copy(self.buffers, list(self.buffer_layout.views(buffers).values()))
+            copy_all(self.parameters, self.parameter_layout.views(parameters).values())
+            copy_all(self._averaged_buffers(), self.buffer_layout.views(buffers).values())
 
     def store(self, parameters: Tensor, buffers: Tensor) -> None:
         """Write what is there now into flat vectors [D] and [B]."""
         with torch.no_grad():
-            _copy(list(self.parameter_layout.views(parameters).values()), self.parameters)
-            _copy(list(self.buffer_layout.views(buffers).values()), self.buffers)
+            copy_all(self.parameter_layout.views(parameters).values(), self.parameters)
+            copy_all(self.buffer_layout.views(buffers).values(), self._averaged_buffers())
+
+    def _averaged_buffers(self) -> list[Tensor]:
+        buffers = dict(self.model.named_buffers())  # a forward pass may have replaced some
+        return [buffers[name] for name in self.buffer_layout.names]
 
     def train(self, samples: Tensor, rate: float, proximal: float, start: list[Tensor]) -> Tensor:
-        """SGD over samples [step, sample], eq. (4) and (5); returns the mean loss."""
+        """SGD over samples [step, sample] (paper: eq. 4, eq. 5); returns the mean loss."""
         self.model.train()
         total = torch.zeros((), device=samples.device)
         for batch in samples:
@@ -154,25 +158,17 @@ class ModelReplica:
 
     @torch.no_grad()
     def evaluate(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Correct images and summed loss of one block."""
+        """Number of correct images and summed loss of one block."""
         self.model.eval()
         with arithmetic(labels.device, self.precision):
             logits = self.model(self.dataset.normalised(images)).float()
         return (logits.argmax(1) == labels).sum(), F.cross_entropy(logits, labels, reduction="sum")
 
-    def test(
-        self, parameters: Tensor, buffers: Tensor, images: Tensor, labels: Tensor, size: int
-    ) -> tuple[Tensor, Tensor]:
-        """The same of all blocks of `size` images."""
-        self.load(parameters, buffers)
-        blocks = zip(torch.split(images, size), torch.split(labels, size), strict=True)
-        correct, loss = zip(*(self.evaluate(*block) for block in blocks), strict=True)
-        return torch.stack(correct).sum(), torch.stack(loss).sum()
 
-
-def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    if targets:
-        torch._foreach_copy_(targets, sources)
+def copy_all(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
+    """Copy each source into its target, all by one call."""
+    if into := list(targets):
+        torch._foreach_copy_(into, list(sources))
 
 
 class ClientLoop:
@@ -185,12 +181,13 @@ class ClientLoop:
     def __init__(
         self, model: nn.Module, dataset: Dataset, precision: Precision, threads: int | None
     ) -> None:
-        count = threads or torch.get_num_threads()
-        self._dropout = has_dropout(model, dataset.shape)
-        if self._dropout:
-            count = 1  # all threads share the process's generator
-        self._replicas = [ModelReplica(model, dataset, precision) for _ in range(count)]
-        self._pool = ThreadPoolExecutor(count, thread_name_prefix="client")
+        self.dropout = has_dropout(model, dataset.shape)
+        # With dropout one thread: all share the process's generator.
+        self._threads = 1 if self.dropout else threads or torch.get_num_threads()
+        self._idle: SimpleQueue[ModelReplica] = SimpleQueue()
+        for _ in range(self._threads):
+            self._idle.put(ModelReplica(model, dataset, precision))
+        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="client")
 
     def train(self, state: ServerState, work: LocalWork) -> Trained:
         """Every client's update."""
@@ -199,57 +196,47 @@ class ClientLoop:
         buffers = state.buffers.new_empty(runs, clients, state.buffers.shape[1])
         loss = state.parameters.new_empty(runs, clients)
 
-        def client(replica: ModelReplica, run: int, n: int) -> None:
+        def train_client(replica: ModelReplica, run: int, n: int) -> None:
             replica.load(state.parameters[run], state.buffers[run])
             start = list(replica.parameter_layout.views(state.parameters[run]).values())
-            keyed = dropout_of(work, run, n, state.parameters.device)
-            with keyed if self._dropout else nullcontext():
+            with dropout_of(work, run, n) if self.dropout else nullcontext():
                 loss[run, n] = replica.train(work.samples[run, n], work.rate, work.proximal, start)
             replica.store(parameters[run, n], buffers[run, n])
             torch.sub(state.parameters[run], parameters[run, n], out=parameters[run, n])
 
-        self._spread(client, [(run, n) for run in range(runs) for n in range(clients)])
+        self._spread(train_client, runs, clients)
         return Trained(parameters, buffers, loss)
 
-    def evaluate(self, state: ServerState, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Number of correct images and summed loss of each run."""
+    def evaluate(
+        self, state: ServerState, images: Tensor, labels: Tensor, size: int = _EVALUATION_IMAGES
+    ) -> tuple[Tensor, Tensor]:
+        """Number of correct images and summed loss of each run, `size` images at a time."""
         runs = len(state.parameters)
-        size = _EVALUATION_IMAGES
-        firsts = range(0, len(labels), size)
-        correct = labels.new_zeros(runs, len(firsts))
-        loss = state.parameters.new_zeros(runs, len(firsts))
+        blocks = list(zip(torch.split(images, size), torch.split(labels, size), strict=True))
+        correct = labels.new_zeros(runs, len(blocks))
+        loss = state.parameters.new_zeros(runs, len(blocks))
 
-        parts = len(self._replicas)  # of each run's blocks; a model is loaded once for a part
-
-        def blocks(replica: ModelReplica, run: int, part: int) -> None:
+        def evaluate_part(replica: ModelReplica, run: int, part: int) -> None:
             replica.load(state.parameters[run], state.buffers[run])
-            for index in range(part, len(firsts), parts):
-                block = slice(firsts[index], firsts[index] + size)
-                correct[run, index], loss[run, index] = replica.evaluate(
-                    images[block], labels[block]
-                )
+            for index in range(part, len(blocks), self._threads):
+                correct[run, index], loss[run, index] = replica.evaluate(*blocks[index])
 
-        self._spread(blocks, [(run, part) for run in range(runs) for part in range(parts)])
+        self._spread(evaluate_part, runs, self._threads)
         return correct.sum(1), loss.sum(1)
 
-    def _spread(
-        self, task: Callable[[ModelReplica, int, int], None], pairs: Sequence[tuple[int, int]]
-    ) -> None:
-        """Run `task` once for every pair, each on some replica."""
-        left = deque(pairs)
+    def _spread(self, task: Callable[[ModelReplica, int, int], None], runs: int, each: int) -> None:
+        """`task(replica, run, k)` for k = 0 ... each - 1 of every run, on all threads."""
 
-        def work(replica: ModelReplica) -> None:
+        def work(pair: tuple[int, int]) -> None:
             torch.set_num_threads(1)  # for this thread; the caller's own number is put back below
-            while True:
-                try:
-                    pair = left.popleft()
-                except IndexError:
-                    return
+            replica = self._idle.get()
+            try:
                 task(replica, *pair)
+            finally:
+                self._idle.put(replica)
 
         threads = torch.get_num_threads()
         try:
-            list(self._pool.map(work, self._replicas))
+            list(self._pool.map(work, product(range(runs), range(each))))
         finally:
-            left.clear()
             torch.set_num_threads(threads)

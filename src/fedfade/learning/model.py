@@ -1,15 +1,13 @@
-"""The model: the paper's CNN or a user's own, and its parameters as one flat vector."""
-
-from __future__ import annotations
+"""The model: the paper's CNN or a user's own, and its tensors as flat vectors."""
 
 import copy
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedfade.errors import UserError, not_allowed
 from fedfade.randomness import stream
@@ -21,6 +19,8 @@ ImageShape = tuple[int, int, int]
 
 class PaperCNN(nn.Module):
     """Three 3x3 convolutions (32, 64, 128 channels), batch norm, ReLU, 2x2 max pooling; linear.
+
+    The model of the paper's simulations (paper: section V-A).
 
     >>> PaperCNN((3, 32, 32), classes=10)(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
@@ -39,12 +39,8 @@ class PaperCNN(nn.Module):
         for width in (32, 64, 128):
             # ReLU after pooling gives the same values and gradients as before it (both pick the
             # largest of four) on a quarter of the elements.
-            layers += [
-                nn.Conv2d(channels, width, kernel_size=3, padding=1),
-                nn.BatchNorm2d(width),
-                nn.MaxPool2d(2),
-                nn.ReLU(),
-            ]
+            convolution = nn.Conv2d(channels, width, kernel_size=3, padding=1)
+            layers += [convolution, nn.BatchNorm2d(width), nn.MaxPool2d(2), nn.ReLU()]
             channels = width
         self.features = nn.Sequential(*layers)
         self.classify = nn.Linear(channels * (rows // 8) * (columns // 8), classes)
@@ -66,7 +62,7 @@ def build_model(name: str, shape: ImageShape, classes: int, seed: int) -> nn.Mod
         if name == "cnn":
             return PaperCNN(shape, classes)
         model = _from_factory(name, shape, classes)
-    _check_output(name, model, shape, classes)
+        _check_output(name, model, shape, classes)
     return model
 
 
@@ -86,14 +82,13 @@ def _from_factory(name: str, shape: ImageShape, classes: int) -> nn.Module:
             f"learning.model = {name!r} returned {type(model).__name__}: it must return a "
             "torch.nn.Module."
         )
-    if not any(p.numel() for p in model.parameters()):
-        raise UserError(f"learning.model = {name!r} returned a module without parameters.")
     return model.float()
 
 
 def _check_output(name: str, model: nn.Module, shape: ImageShape, classes: int) -> None:
-    """A user's module must map two images to [2, classes]."""
+    """A user's module must map two images to [2, classes]; lazy layers learn their sizes here."""
     model.eval()
+    initial = InitialBuffers(model)
     try:
         with torch.no_grad():
             found = model(torch.zeros(2, *shape))
@@ -101,11 +96,39 @@ def _check_output(name: str, model: nn.Module, shape: ImageShape, classes: int) 
         raise UserError(
             f"learning.model = {name!r} does not accept images of shape {shape}: {one_line(error)}."
         ) from None
+    initial.restore()
     if not isinstance(found, Tensor) or found.shape != (2, classes):
         got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise UserError(
             f"learning.model = {name!r} maps 2 images to {got}: it must give (2, {classes})."
         )
+    if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+        raise UserError(f"learning.model = {name!r} has a lazy layer that no image passes through.")
+    if not any(p.numel() for p in model.parameters()):
+        raise UserError(f"learning.model = {name!r} returned a module without parameters.")
+
+
+class InitialBuffers:
+    """A model's buffers of every kind as they are now; `restore` undoes what forward passes did.
+
+    A forward pass may count in them, flip them, or put other tensors in their place.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._found = [
+            (module._buffers, name, buffer, None if buffer is None else buffer.detach().clone())
+            for module in model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is None or not is_lazy(buffer)
+        ]
+
+    @torch.no_grad()
+    def restore(self, values: bool = True) -> None:
+        """Put the same tensors back in their places, with the same values if wanted."""
+        for buffers, name, buffer, value in self._found:
+            buffers[name] = buffer
+            if values and buffer is not None and value is not None:
+                buffer.copy_(value)
 
 
 @dataclass(frozen=True)
@@ -116,21 +139,15 @@ class Layout:
     shapes: tuple[torch.Size, ...]
 
     @property
-    def sizes(self) -> list[int]:
-        """Values of each tensor."""
-        return [math.prod(shape) for shape in self.shapes]
-
-    @property
     def total(self) -> int:
         """Length of the flat vector."""
-        return sum(self.sizes)
+        return sum(shape.numel() for shape in self.shapes)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Named views into flat[..., D], each [..., *shape]; writing to them writes to `flat`."""
-        lead = flat.shape[:-1]
-        pieces = torch.split(flat, self.sizes, dim=-1)
+        pieces = torch.split(flat, [shape.numel() for shape in self.shapes], dim=-1)
         return {
-            name: piece.view(*lead, *shape)
+            name: piece.view(flat.shape[:-1] + shape)
             for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)
         }
 
@@ -143,23 +160,28 @@ class Layout:
 
 def parameter_layout(model: nn.Module) -> Layout:
     """Layout of what is trained."""
-    found = [(name, p.shape) for name, p in model.named_parameters() if p.requires_grad]
-    return Layout(tuple(n for n, _ in found), tuple(s for _, s in found))
+    return _layout((n, p) for n, p in model.named_parameters() if p.requires_grad)
 
 
 def buffer_layout(model: nn.Module) -> Layout:
     """Layout of what is averaged without gradients: batch-norm running statistics.
 
-    Whole-number buffers (batch norm's step counter) are not sent.
+    Whole numbers and booleans (batch norm's step counter) are not sent, nor are buffers that are
+    not part of the model's `state_dict`; every client starts from their initial values.
     """
-    found = [(name, b.shape) for name, b in model.named_buffers() if b.is_floating_point()]
-    return Layout(tuple(n for n, _ in found), tuple(s for _, s in found))
+    kept = model.state_dict()
+    return _layout((n, b) for n, b in model.named_buffers() if b.is_floating_point() and n in kept)
+
+
+def _layout(tensors: Iterable[tuple[str, Tensor]]) -> Layout:
+    shapes = {name: tensor.shape for name, tensor in tensors}
+    return Layout(tuple(shapes), tuple(shapes.values()))
 
 
 def has_dropout(model: nn.Module, shape: ImageShape) -> bool:
     """Whether a forward pass in training mode draws random numbers, in whatever layer.
 
-    Seen by trying: two blank images through a copy of the model move the generator or do not.
+    Found by trying: two blank images through a copy of the model move the generator or do not.
 
     >>> layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     >>> [has_dropout(nn.Sequential(*layers, last), (1, 8, 8)) for last in (nn.ReLU(), nn.RReLU())]

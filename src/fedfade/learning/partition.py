@@ -4,8 +4,6 @@ Every function returns one sorted index array per client; a sample is used at mo
 what does not divide evenly stays unused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -29,9 +27,7 @@ def deal(config: LearningConfig, labels: ArrayLike, seed: int) -> list[Indices]:
     return balanced_dirichlet(labels, config.clients, config.alpha, seed)
 
 
-def balanced_dirichlet(
-    labels: ArrayLike, clients: int, alpha: float, seed: int
-) -> list[NDArray[np.int64]]:
+def balanced_dirichlet(labels: ArrayLike, clients: int, alpha: float, seed: int) -> list[Indices]:
     """Equal sample counts, class shares drawn from Dir(alpha) (Acar et al. 2021).
 
     Each client draws a prior p ~ Dir(alpha) over classes. Then, sample by sample: a client that
@@ -46,54 +42,41 @@ def balanced_dirichlet(
     if not alpha > 0 or not np.isfinite(alpha):
         raise not_allowed("learning.alpha", alpha, "a finite number above 0")
     generator = numpy_generator(seed, "partition", clients)
-    _, kind = np.unique(values, return_inverse=True)  # classes numbered without gaps
-    order = np.concatenate([generator.permutation(np.flatnonzero(kind == k)) for k in _range(kind)])
-    stock = np.bincount(kind)  # [class] samples left
-    start = np.cumsum(stock) - stock
-    log_prior = _log_dirichlet(generator, clients, len(stock), alpha)
-    quota = len(values) // clients
-    taken_clients, taken_classes = _draw_all(generator, log_prior, stock, quota)
-    # The k-th draw of a class takes the k-th sample of its shuffled list.
-    by_class = np.argsort(taken_classes, kind="stable")
-    rank = np.empty_like(by_class)
-    counts = np.bincount(taken_classes, minlength=len(stock))
-    rank[by_class] = np.arange(len(by_class)) - np.repeat(np.cumsum(counts) - counts, counts)
-    samples = order[start[taken_classes] + rank]
-    return [np.sort(samples[taken_clients == n]) for n in range(clients)]
-
-
-def _range(kind: Indices) -> range:
-    return range(int(kind.max()) + 1)
-
-
-def _log_dirichlet(
-    generator: np.random.Generator, clients: int, classes: int, alpha: float
-) -> NDArray[np.float64]:
-    """log p up to a constant, p ~ Dir(alpha): [client, class].
-
-    log Gamma(alpha) variates as log Gamma(alpha + 1) + log(U) / alpha: for small alpha p itself
-    underflows to zero, its logarithm does not, so the renormalisation always exists.
-    """
-    shape = (clients, classes)
+    _, kind, stock = np.unique(values, return_inverse=True, return_counts=True)
+    piles = [generator.permutation(np.flatnonzero(kind == k)) for k in range(len(stock))]
+    # log p up to a constant, with log Gamma(alpha) variates as log Gamma(alpha + 1) + log(U) /
+    # alpha: for small alpha p itself underflows to zero, its logarithm does not, so it can always
+    # be renormalised.
+    shape = (clients, len(stock))
     power = np.log(1.0 - generator.random(shape)) / alpha
-    return np.log(generator.standard_gamma(alpha + 1.0, shape)) + power
+    log_prior = np.log(generator.standard_gamma(alpha + 1.0, shape)) + power
+    client, taken = _draw_all(generator, log_prior, stock, len(values) // clients)
+    # The k-th draw of a class takes the k-th sample of its shuffled pile.
+    counts = np.bincount(taken, minlength=len(stock))
+    samples = np.empty_like(taken)
+    samples[np.argsort(taken, kind="stable")] = np.concatenate(
+        [pile[:count] for pile, count in zip(piles, counts, strict=True)]
+    )
+    return [np.sort(samples[client == n]) for n in range(clients)]
 
 
 def _draw_all(
     generator: np.random.Generator, log_prior: NDArray[np.float64], stock: Indices, quota: int
 ) -> tuple[Indices, Indices]:
-    """Client and class of every draw, in order.
+    """Client and class of every draw, in order; `stock` [class] is how many samples there are.
 
     Until a client is full or a class is used up the draws are independent and identically
     distributed, so they are made in blocks; a block is cut at the first such event.
     """
     clients, classes = log_prior.shape
-    stock = stock.copy()
     room = np.full(clients, quota)
-    drawn: list[tuple[Indices, Indices]] = []
+    drawn = []
     while room.any():
         open_clients = np.flatnonzero(room)
-        cumulative = _cumulative(log_prior[open_clients], stock > 0)  # [open, class]
+        # Distribution functions over the classes that have samples left, ending at exactly 1.
+        masked = np.where(stock > 0, log_prior[open_clients], -np.inf)  # [open, class]
+        cumulative = np.cumsum(np.exp(masked - masked.max(axis=1, keepdims=True)), axis=1)
+        cumulative /= cumulative[:, -1:]
         count = min(_BLOCK, int(room.sum()))
         row = generator.integers(len(open_clients), size=count)
         draw = generator.random(count)
@@ -101,18 +84,11 @@ def _draw_all(
         client = open_clients[row]
         end = min(_first_full(client, room), _first_full(kind, stock))
         client, kind = client[:end], kind[:end]
-        room -= np.bincount(client, minlength=clients)
-        stock -= np.bincount(kind, minlength=classes)
-        drawn.append((client, kind))
-    return np.concatenate([c for c, _ in drawn]), np.concatenate([k for _, k in drawn])
-
-
-def _cumulative(log_prior: NDArray[np.float64], left: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Distribution functions over the classes that have samples left, ending at exactly 1."""
-    masked = np.where(left, log_prior, -np.inf)
-    weight = np.exp(masked - masked.max(axis=1, keepdims=True))
-    cumulative = np.cumsum(weight, axis=1)
-    return np.asarray(cumulative / cumulative[:, -1:])
+        room = room - np.bincount(client, minlength=clients)
+        stock = stock - np.bincount(kind, minlength=classes)
+        drawn.append(np.stack([client, kind]))
+    all_clients, all_kinds = np.concatenate(drawn, axis=1)
+    return all_clients, all_kinds
 
 
 def _first_full(values: Indices, room: Indices) -> int:
@@ -126,7 +102,7 @@ def _first_full(values: Indices, room: Indices) -> int:
     return int(order[first[reached] + room[reached] - 1].min()) + 1
 
 
-def iid(labels: ArrayLike, clients: int, seed: int) -> list[NDArray[np.int64]]:
+def iid(labels: ArrayLike, clients: int, seed: int) -> list[Indices]:
     """Equal random parts.
 
     >>> [len(part) for part in iid(np.zeros(103), clients=10, seed=0)]
@@ -135,12 +111,10 @@ def iid(labels: ArrayLike, clients: int, seed: int) -> list[NDArray[np.int64]]:
     values = _checked(labels, clients)
     order = numpy_generator(seed, "iid", clients).permutation(len(values))
     quota = len(values) // clients
-    return [np.sort(order[n * quota : (n + 1) * quota]) for n in range(clients)]
+    return list(np.sort(order[: clients * quota].reshape(clients, quota)))
 
 
-def shards(
-    labels: ArrayLike, clients: int, shards_per_client: int, seed: int
-) -> list[NDArray[np.int64]]:
+def shards(labels: ArrayLike, clients: int, shards_per_client: int, seed: int) -> list[Indices]:
     """Samples sorted by class, cut into equal shards, dealt at random (McMahan et al. 2017).
 
     >>> labels = np.repeat(np.arange(10), 60)
@@ -160,7 +134,7 @@ def shards(
     shuffled = generator.permutation(len(values))
     ordered = shuffled[np.argsort(values[shuffled], kind="stable")]
     pieces = ordered[: count * size].reshape(count, size)[generator.permutation(count)]
-    return [np.sort(part.ravel()) for part in pieces.reshape(clients, -1)]
+    return list(np.sort(pieces.reshape(clients, -1)))
 
 
 def class_counts(labels: ArrayLike, parts: Sequence[Indices], classes: int) -> Indices:

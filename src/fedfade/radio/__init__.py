@@ -16,28 +16,3 @@ from fedfade.radio.rays import subcluster_sizes
 from fedfade.radio.recording import Recording, import_drops, read_recording, sample_drops
 from fedfade.radio.response import frequency_offsets
 from fedfade.radio.statistics import RAYLEIGH, GainStatistics, gain_statistics
-
-__all__ = [
-    "LIGHT_MPS",
-    "RAYLEIGH",
-    "Cell",
-    "Channel",
-    "FadingSource",
-    "GainStatistics",
-    "LargeScale",
-    "Recording",
-    "Trajectory",
-    "db_to_linear",
-    "dbm_to_w",
-    "delivered_bits",
-    "frequency_offsets",
-    "gain_statistics",
-    "import_drops",
-    "noise_w",
-    "path_loss_db",
-    "rate_bps",
-    "read_recording",
-    "sample_drops",
-    "sinr",
-    "subcluster_sizes",
-]

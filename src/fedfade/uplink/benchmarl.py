@@ -1,7 +1,5 @@
 """The uplink as a BenchMARL task (extra `peers`), so that its algorithms can be run on it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +17,6 @@ class UplinkTask(TaskClass):  # type: ignore[misc]
     def get_env_fun(
         self, num_envs: int, continuous_actions: bool, seed: int | None, device: Any
     ) -> Callable[[], EnvBase]:
-        """A factory of environments."""
         return lambda: PettingZooWrapper(
             parallel_env(self.name, **self.config),
             return_state=True,
@@ -31,54 +28,41 @@ class UplinkTask(TaskClass):  # type: ignore[misc]
         )
 
     def supports_continuous_actions(self) -> bool:
-        """Sub-band and power level are choices."""
         return False
 
     def supports_discrete_actions(self) -> bool:
-        """Sixteen of them."""
         return True
 
     def max_steps(self, env: EnvBase) -> int:
-        """Slots of a round, in the environment that was made."""
-        slots: int = env.scenario.slots
-        return slots
+        return int(env.scenario.slots)
 
     def has_render(self, env: EnvBase) -> bool:
-        """Not while timing."""
         return False
 
     def group_map(self, env: EnvBase) -> dict[str, list[str]]:
-        """All clients together."""
-        groups: dict[str, list[str]] = env.group_map
-        return groups
+        return dict(env.group_map)
 
     def observation_spec(self, env: EnvBase) -> Composite:
         """What agents see, without the infos."""
         spec = env.observation_spec.clone()
         del spec["state"]
         for group in self.group_map(env):
-            for key in list(spec[group].keys()):
-                if key != "observation":
-                    del spec[group, key]
+            for key in set(spec[group].keys()) - {"observation"}:
+                del spec[group, key]
         return spec
 
     def info_spec(self, env: EnvBase) -> Composite | None:
-        """Not needed."""
         return None
 
     def state_spec(self, env: EnvBase) -> Composite | None:
-        """What the mixer sees."""
         return Composite({"state": env.observation_spec["state"].clone()})
 
     def action_spec(self, env: EnvBase) -> Composite:
-        """Sixteen choices an agent."""
         return env.full_action_spec
 
     def action_mask_spec(self, env: EnvBase) -> Composite | None:
-        """Everything is always allowed."""
         return None
 
     @staticmethod
     def env_name() -> str:
-        """A name for its logs."""
         return "fedfade"

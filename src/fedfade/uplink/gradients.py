@@ -4,8 +4,6 @@ The uplink needs to know one thing of the learning side, the Gram matrix of the 
 d_n = g_{t-1} - g_n; and the learning side one thing of the uplink, who delivered.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -89,7 +87,7 @@ class SyntheticGradients:
 
     A client's deviation is a direction all share, one of its own, and fresh noise; they shrink
     as training goes on. Sizes and angles are those of the paper's CNN on CIFAR-10
-    (docs/environment.md shows both).
+    (docs/explanation/environment.md shows both).
     """
 
     def __init__(self, config: Config, device: torch.device | str = "cpu") -> None:

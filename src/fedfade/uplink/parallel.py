@@ -1,212 +1,10 @@
-"""The uplink as a PettingZoo environment: one agent a client, one step a slot.
-
-A thin face on the batched core with a batch of one. Episodes follow each other as in training:
-`run.episodes_per_round` of them on the same federated round, the last of which decides who is
-averaged, then the next round.
-"""
-
-from __future__ import annotations
+"""The uplink as a PettingZoo environment, which is loaded when one is asked for."""
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-import torch
-from gymnasium import spaces
-from gymnasium.utils import seeding
-from numpy.typing import NDArray
-from pettingzoo import AECEnv, ParallelEnv
-from pettingzoo.utils import parallel_to_aec, wrappers
-
 from fedfade.config import Config, load_config
-from fedfade.errors import UserError, not_allowed
-from fedfade.uplink.gradients import gradient_source
-from fedfade.uplink.observation import (
-    BOUND,
-    fill_observation,
-    fill_state,
-    observation_width,
-    state_width,
-    static_observation,
-)
-from fedfade.uplink.picture import RoundSoFar, draw_round
-from fedfade.uplink.reward import normalised_inner, slot_reward
-from fedfade.uplink.rounds import Rounds
-from fedfade.uplink.slot import decode_action, play_slot, slot_gain, start_round
-
-ID = "fedfade/uplink-v0"
-"""The number goes up when results on the same seed could change."""
-
-_MAX_SEED = 2**31
-
-Dicts = dict[str, Any]
-
-
-class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[misc]
-    """Clients sharing sub-bands; all get the same reward, and all stop at the deadline."""
-
-    metadata = {  # noqa: RUF012 - PettingZoo's attribute
-        "name": ID,
-        "render_modes": ["rgb_array"],
-        "is_parallelizable": True,
-        "render_fps": 10,
-    }
-
-    def __init__(self, config: Config, render_mode: str | None = None) -> None:
-        self.config = config
-        self.render_mode = render_mode
-        if render_mode != "human":  # PettingZoo's render_test makes one, whatever is offered
-            self._check_render_mode()
-        self._gradients = gradient_source(config)
-        self._rounds = self._new_rounds(0)
-        self.scenario = scenario = self._rounds.scenario
-        self.possible_agents = [f"client_{n}" for n in range(scenario.clients)]
-        self.agents: list[str] = []
-        shape = (observation_width(scenario),)
-        self.observation_spaces = {
-            agent: spaces.Box(-BOUND, BOUND, shape, np.float32) for agent in self.possible_agents
-        }
-        self.action_spaces = {
-            agent: spaces.Discrete(scenario.actions) for agent in self.possible_agents
-        }
-        self.state_space = spaces.Box(-BOUND, BOUND, (state_width(scenario),), np.float32)
-        self._random: np.random.Generator | None = None
-        self._episode = -1
-        self._progress = start_round(scenario, 1)
-        self._open = False  # an episode has begun whose outcome the federated task awaits
-
-    def observation_space(self, agent: str) -> spaces.Space[Any]:
-        """The same object at every call."""
-        return self.observation_spaces[agent]
-
-    def action_space(self, agent: str) -> spaces.Space[Any]:
-        """The same object at every call."""
-        return self.action_spaces[agent]
-
-    def reset(
-        self, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[Dicts, Dicts]:
-        """Begin an episode; with a seed, begin again at the first episode of the first round."""
-        self._check_render_mode()
-        if seed is not None or self._random is None:
-            self._random, _ = seeding.np_random(seed)
-            self._rounds = self._new_rounds(int(self._random.integers(_MAX_SEED)))
-            self._episode = -1
-        elif self._open:
-            self._rounds.deliver(self._episode, self._progress.finished[:, None])
-        self._episode += 1
-        self._open = True
-        self._round = self._rounds.round(self._episode)
-        self._static = static_observation(self.scenario, self._round)
-        self._normalised = normalised_inner(self._round.inner)
-        self._progress = start_round(self.scenario, 1)
-        self._slot = 0
-        self._history = RoundSoFar(self.scenario.clients, self.scenario.bands, self.scenario.slots)
-        self.agents = list(self.possible_agents)
-        return self._observe(), self._infos()
-
-    def step(self, actions: Mapping[str, int]) -> tuple[Dicts, Dicts, Dicts, Dicts, Dicts]:
-        """One slot. The deadline ends the episode: nothing can be delivered after it."""
-        self._check_begun("step")
-        if not self.agents:
-            return {}, {}, {}, {}, {}
-        action = decode_action(self.scenario, self._choices(actions))
-        before = self._progress
-        gain = slot_gain(self._round, self._slot)
-        self._progress, result = play_slot(self.scenario, before, gain, action)
-        reward = float(
-            slot_reward(self.scenario, self._normalised, before, self._progress, result)[0]
-        )
-        share = 1.0 - self._progress.remaining_bits[0] / self.scenario.payload_bits
-        self._history.add(self._slot, action.band[0], result.rate_bps[0], share)
-        self._slot += 1
-        ended = self._slot == self.scenario.slots
-        if ended:
-            self._rounds.deliver(self._episode, self._progress.finished[:, None])
-            self._open = False
-        observations, infos, everybody = self._observe(), self._infos(), self.agents
-        if ended:
-            self.agents = []
-        return (
-            observations,
-            dict.fromkeys(everybody, reward),
-            dict.fromkeys(everybody, ended),
-            dict.fromkeys(everybody, False),
-            infos,
-        )
-
-    def state(self) -> NDArray[np.float32]:
-        """What a central critic or mixer may see."""
-        self._check_begun("state")
-        blank = self._static.state[self._shown_slot].clone()
-        filled = fill_state(self.scenario, blank, self._progress)[0]
-        return np.asarray(filled.numpy(), dtype=np.float32)
-
-    def render(self) -> NDArray[np.uint8] | None:
-        """The round so far: who sends where, and how far everybody is."""
-        if self.render_mode is None:
-            return None
-        self._check_begun("render")
-        return draw_round(self._history)
-
-    def close(self) -> None:
-        """Nothing is held open."""
-
-    # --- pieces --------------------------------------------------------------------------------
-
-    def _check_render_mode(self) -> None:
-        """A mode there is no picture for is refused before an episode is played."""
-        if self.render_mode not in (None, "rgb_array"):
-            raise not_allowed("render_mode", self.render_mode, "None or 'rgb_array'")
-
-    def _check_begun(self, asked: str) -> None:
-        """Before the first reset there is no round to speak of."""
-        if self._random is None:
-            raise UserError(f"{asked}() has no episode yet: call reset first.")
-
-    @property
-    def _shown_slot(self) -> int:
-        """After the deadline the last slot's gains stay in view."""
-        return min(self._slot, self.scenario.slots - 1)
-
-    def _new_rounds(self, seed: int) -> Rounds:
-        return Rounds(self.config, self._gradients, episodes=1, seeds=[seed])
-
-    def _observe(self) -> Dicts:
-        blank = self._static.observation[self._shown_slot].clone()
-        filled = fill_observation(self.scenario, blank, self._progress)[:, 0].numpy()
-        return {agent: filled[n] for n, agent in enumerate(self.possible_agents)}
-
-    def _infos(self) -> Dicts:
-        finished = self._progress.finished[0].tolist()
-        return {
-            agent: {"delivered": done, "round": int(self._round.number[0])}
-            for agent, done in zip(self.possible_agents, finished, strict=True)
-        }
-
-    def _choices(self, actions: Mapping[str, int]) -> torch.Tensor:
-        """One number an agent, checked: [1, client]."""
-        missing = [agent for agent in self.agents if agent not in actions]
-        if missing:
-            raise UserError(f"no action for {missing[0]}: every client must act in every slot.")
-        unknown = [agent for agent in actions if agent not in self.action_spaces]
-        if unknown:
-            everybody = f"client_0 to {self.possible_agents[-1]}"
-            raise not_allowed("agent of an action", unknown[0], f"one of {everybody}")
-        return torch.tensor([[self._choice(agent, actions[agent]) for agent in self.agents]])
-
-    def _choice(self, agent: str, action: Any) -> int:
-        """The action as a number; nothing is rounded, for 1.5 is a mistake and not a 1."""
-        try:
-            number = int(action)
-            allowed = number == action and 0 <= number < self.scenario.actions
-        except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a long tensor
-            allowed = False
-        if not allowed:
-            choices = f"a whole number between 0 and {self.scenario.actions - 1}"
-            raise not_allowed(f"action of {agent}", action, choices)
-        return number
 
 
 def parallel_env(
@@ -215,7 +13,7 @@ def parallel_env(
     max_cycles: int | None = None,
     gradients: str | None = None,
     **overrides: Any,
-) -> UplinkEnv:
+) -> Any:
     """The uplink of a preset, or of a whole configuration, as a PettingZoo ParallelEnv.
 
     `gradients` is `synthetic` (needs no data set), `learning` (real federated rounds) or a
@@ -228,43 +26,29 @@ def parallel_env(
     >>> env.possible_agents[0], observations["client_0"].shape, env.state().shape
     ('client_0', (18,), (72,))
     """
-    return UplinkEnv(_config(preset, max_cycles, gradients, overrides), render_mode)
+    from fedfade.uplink.environment import UplinkEnv
 
-
-def env(
-    preset: str | Config = "paper",
-    render_mode: str | None = None,
-    max_cycles: int | None = None,
-    gradients: str | None = None,
-    **overrides: Any,
-) -> AECEnv[str, Any, Any]:
-    """The same with agents acting in turn (PettingZoo AEC)."""
-    parallel = parallel_env(preset, render_mode, max_cycles, gradients, **overrides)
-    return wrappers.OrderEnforcingWrapper(parallel_to_aec(parallel))
-
-
-def _config(
-    preset: str | Config,
-    max_cycles: int | None,
-    gradients: str | None,
-    overrides: Mapping[str, Any],
-) -> Config:
-    changes: list[str] = []
-
-    def change(path: str, content: object) -> None:
-        changes.append(f"{path}={json.dumps(content, ensure_ascii=False)}")
-
+    changes: dict[str, object] = {}
     if isinstance(preset, Config):  # all its sections, laid over any preset
-        for section, content in preset.model_dump().items():
-            change(section, content)
+        changes |= preset.model_dump()
     elif gradients is None:
         gradients = "synthetic"
     if gradients is not None:
-        change("qmix.gradients", gradients)
+        changes["qmix.gradients"] = gradients
     if max_cycles is not None:
-        change("radio.slots", int(max_cycles))
+        changes["radio.slots"] = int(max_cycles)
     for name, value in overrides.items():
-        fields = value.items() if isinstance(value, Mapping) else ((None, value),)
-        for field, content in fields:
-            change(name if field is None else f"{name}.{field}", content)
-    return load_config("paper" if isinstance(preset, Config) else preset, changes)
+        if isinstance(value, Mapping):
+            changes |= {f"{name}.{field}": content for field, content in value.items()}
+        else:
+            changes[name] = value
+    written = [f"{path}={json.dumps(new, ensure_ascii=False)}" for path, new in changes.items()]
+    base = "paper" if isinstance(preset, Config) else preset
+    return UplinkEnv(load_config(base, written), render_mode)
+
+
+def env(*given: Any, **named: Any) -> Any:
+    """The same, given the same, with agents acting in turn (PettingZoo AEC)."""
+    from pettingzoo.utils import parallel_to_aec, wrappers
+
+    return wrappers.OrderEnforcingWrapper(parallel_to_aec(parallel_env(*given, **named)))

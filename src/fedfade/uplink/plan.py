@@ -8,15 +8,13 @@ from the others during the round.
                 of any (McNaughton's wrap-around rule), and sub-bands nobody needs become a choice
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedfade.uplink.scenario import Scenario
+from fedfade.uplink.slot import Scenario
 
 
 def ergodic_rate(snr: Tensor) -> Tensor:
@@ -44,7 +42,7 @@ def shortest_first(scenario: Scenario, slots: Tensor, round_number: Tensor) -> T
     """Clients in order of expected slots: [episode, client].
 
     Among equals the turn moves on by as many clients as there are sub-bands every round, which
-    everybody can work out, so that on a ring not always the same ones are served.
+    everybody can work out, so that clients on a ring take turns.
     """
     number = torch.arange(scenario.clients, device=slots.device)
     passed = (round_number.long() * scenario.bands)[:, None]
@@ -53,7 +51,7 @@ def shortest_first(scenario: Scenario, slots: Tensor, round_number: Tensor) -> T
 
 
 MARGIN = 1.1
-"""A client may start if its expected end is at most this many rounds away. The estimate takes
+"""A client may start if its expected end is at most this many rounds away. The estimate assumes
 Rayleigh fading; a sub-band's average fades less, so that clients tend to finish earlier."""
 
 
@@ -61,7 +59,7 @@ class Timetable(NamedTuple):
     """Who sends where and from when, fixed at the start of a round."""
 
     band: Tensor  # [episode, client]
-    start: Tensor  # [episode, client] first slot, inf for who is not to send
+    start: Tensor  # [episode, client] first slot, inf for clients that do not send
     end: Tensor  # [episode, client] slot by which it is expected to be done, inf likewise
     rank: Tensor  # [episode, client] place in the order of service, 0 first
 
@@ -84,7 +82,7 @@ def timetable(
         client = order[:, place, None]
         earliest, where = free.min(dim=-1, keepdim=True)
         done = earliest + slots.gather(1, client)
-        # Who cannot make the deadline would only disturb the one before.
+        # A client that cannot make the deadline would only disturb the one before.
         useful = (done <= MARGIN * scenario.slots) | (earliest == 0)
         band.scatter_(1, client, where)
         start.scatter_(1, client, torch.where(useful, earliest, torch.inf))
@@ -95,25 +93,17 @@ def timetable(
 
 # --- reserved sub-bands -------------------------------------------------------------------------
 
-SPARE = 1.3
-"""Nobody is given more than this many times the slots it is expected to need."""
-
-UNCERTAINTY = 0.04
-"""Standard deviation of a client's mean rate in a round, relative to what is expected of it."""
-
-GRACE = 5
-"""Slots that who is nearly done may go on sending after its turn."""
-
+SPARE = 1.3  # nobody gets more than this many times the slots it is expected to need
+UNCERTAINTY = 0.04  # standard deviation of a client's mean rate in a round, relative
+GRACE = 5  # slots that a client may go on sending after its turn if it needs no more than these
+# A client that needs at most LATE slots, and more than it has, may use another's sub-band once
+# that one is done with probability LIKELY.
 LATE, LIKELY = 30, 0.6
-"""Who needs at most so many slots more than it has may use another's sub-band once that one is
-done with this probability."""
-
-LIKENESS = 0.6
-"""Best of m sub-bands counts as best of 1 + 0.6 (m - 1) independent ones: neighbours fade alike."""
+LIKENESS = 0.6  # best of m sub-bands counts as best of 1 + 0.6 (m - 1): neighbours fade alike
 
 
 class Reservation(NamedTuple):
-    """Which sub-bands each client may use in each slot; no sub-band is anybody else's as well."""
+    """Which sub-bands each client may use in each slot; no two clients share one."""
 
     bands: Tensor  # [episode, client, slot, band] bool
     grace: Tensor  # [episode, client, slot, band] bool, where to go on just after the own turn
@@ -150,9 +140,9 @@ def reserve(
 ) -> Reservation:
     """Serve as many clients as are likely to finish, shortest first, and share out what is left.
 
-    The clients served stand in one long row of C * T slots, cut into C sub-bands: who is cut
-    sends at the end of one sub-band and at the beginning of the next, which never overlap. All
-    change sub-band every slot in step, so that nobody is left with a bad one. With `choice`,
+    The clients served stand in one long row of C * T slots, cut into C sub-bands: a client at a
+    cut sends at the end of one sub-band and at the beginning of the next, which never overlap.
+    All change sub-band every slot in step, so that nobody is left with a bad one. With `choice`,
     sub-bands that the row does not fill are dealt to those who send, weakest first.
     """
     whole = torch.full_like(snr, scenario.payload_bits)
@@ -179,8 +169,8 @@ def reserve(
 
 
 def _most_likely(scenario: Scenario, needed: Tensor, rate: Tensor) -> Tensor:
-    """Slots for each place [episode, place]: of serving the first 1, 2, ... N clients, what
-    lets most of them finish."""
+    """Slots for each place [episode, place]: the first 1, 2, ... or N clients are served,
+    whichever lets most of them finish."""
     place = torch.arange(needed.shape[1], device=needed.device)
     length = scenario.bands * scenario.slots
     most = needed.new_full((len(needed),), -1.0)
@@ -201,11 +191,11 @@ def _most_likely(scenario: Scenario, needed: Tensor, rate: Tensor) -> Tensor:
 
 
 def after_turn(grace: Tensor, free: Tensor, needed: Tensor, left: Tensor) -> Tensor:
-    """Where to go on without a sub-band of one's own: [..., band] bool.
+    """Where a client goes on without a sub-band of its own: [..., band] bool.
 
-    Who is nearly done stays where its turn was (`grace` [..., band]); who is late by no more than
-    a few slots tries the sub-band whose holder is likeliest to be done (`free` [..., band]).
-    `needed` and `left` [..., 1] are the slots the bits left take and the slots still reserved.
+    One that is nearly done stays where its turn was (`grace` [..., band]); one that is late by no
+    more than a few slots tries the sub-band whose holder is likeliest to be done (`free` [...,
+    band]). `needed` [..., 1] slots are what its bits left take, `left` [..., 1] are still reserved.
     """
     stays = grace & (needed <= GRACE)
     late = (needed > left) & (needed <= LATE) & ~stays.any(-1, keepdim=True)
@@ -221,21 +211,20 @@ def holder_done(plan: Reservation) -> Tensor:
 
 
 def likely_done(sent: Tensor) -> Tensor:
-    """Probability that who is expected to have sent this share of its payload has sent all."""
+    """Probability that a client expected to have sent this share of its payload has sent all."""
     return 0.5 * (1.0 + torch.erf((sent - 1.0) / (UNCERTAINTY * math.sqrt(2.0))))
 
 
 def _payloads(mine: Tensor, rate: Tensor) -> Tensor:
     """Share of a payload expected to be sent in each slot, by the number of sub-bands to choose
     from: [episode, place, slot]."""
-    width = mine.sum(-1)
-    nothing = torch.nn.functional.pad(rate, (1, 0))  # [episode, place, 1 + choices]
-    return nothing.gather(-1, width)
+    with_none = torch.nn.functional.pad(rate, (1, 0))  # [episode, place, 1 + choices]
+    return with_none.gather(-1, mine.sum(-1))
 
 
 def _row(scenario: Scenario, given: Tensor) -> Tensor:
     """Lay clients end to end and cut the row: [episode, place, slot, band] bool."""
-    # Whole slots; a turn of at most T slots stays one. The hair is for sums of float32.
+    # Whole slots; a turn of at most T slots stays one. 1e-3 makes up for sums in float32.
     end = torch.floor(given.cumsum(-1) + 1e-3)
     start = torch.nn.functional.pad(end[..., :-1], (1, 0))[..., None, None]
     end = end[..., None, None]
@@ -257,7 +246,7 @@ def _deal(mine: Tensor) -> Tensor:
 
 
 def _after(own: Tensor) -> Tensor:
-    """The sub-band of the own turn in the `GRACE` slots behind it."""
+    """The sub-band of a client's turn, in the `GRACE` slots after it."""
     later = torch.zeros_like(own)
     for slots in range(1, min(GRACE, own.shape[-2] - 1) + 1):
         later[..., slots:, :] |= own[..., :-slots, :]
@@ -265,7 +254,7 @@ def _after(own: Tensor) -> Tensor:
 
 
 def _hop(mine: Tensor) -> Tensor:
-    """Move on by one sub-band a slot, all in step."""
+    """Move everybody on by one sub-band a slot."""
     slots, bands = mine.shape[-2:]
     slot = torch.arange(slots, device=mine.device)[:, None]
     band = torch.arange(bands, device=mine.device)

@@ -6,13 +6,10 @@ telescopes, so the slot rewards of a round add up to the round's exactly, whatev
 which clients finish.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from fedfade.uplink.scenario import Scenario
-from fedfade.uplink.slot import Progress, SlotResult
+from fedfade.uplink.slot import Progress, Scenario, SlotResult
 
 
 def normalised_inner(inner: Tensor) -> Tensor:
@@ -24,17 +21,15 @@ def normalised_inner(inner: Tensor) -> Tensor:
     return inner / scale.clamp(min=torch.finfo(inner.dtype).tiny)[..., None, None]
 
 
-def squared_sum(inner: Tensor, members: Tensor) -> Tensor:
-    """|sum of d_n over the members|^2 from the Gram matrix: [...]."""
-    weight = members.to(inner.dtype)
-    return torch.einsum("...n,...nm,...m->...", weight, inner, weight)
-
-
 def round_reward(scenario: Scenario, inner: Tensor, delivered: Tensor) -> Tensor:
-    """Convergence reward of a whole round (paper: eq. 29): [episode]."""
+    """Convergence reward of a whole round (paper: eq. 29): [episode].
+
+    The bias is |sum of d_n over who delivered|^2, from the Gram matrix (paper: eq. 28).
+    """
     weights = scenario.reward
     count = delivered.sum(-1).to(inner.dtype)
-    bias = squared_sum(normalised_inner(inner), delivered)
+    member = delivered.to(inner.dtype)
+    bias = torch.einsum("...n,...nm,...m->...", member, normalised_inner(inner), member)
     return weights.delivered * count - weights.deviation * bias
 
 

@@ -4,8 +4,6 @@ After T rounds the federated task and the channel start again with a new seed de
 run's (paper: section V-A), so no fading comes twice and none of it is what `compare` uses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -16,11 +14,10 @@ from fedfade.errors import not_allowed
 from fedfade.radio import Cell, Channel, Trajectory, db_to_linear
 from fedfade.randomness import stream
 from fedfade.uplink.gradients import GradientSource
-from fedfade.uplink.scenario import scenario_from_config
-from fedfade.uplink.slot import Round
+from fedfade.uplink.slot import Round, scenario_from_config
 
 _AHEAD = 4000
-"""Client-rounds of fading drawn ahead on CUDA, where few cost as much as many."""
+"""Client-rounds of fading drawn ahead on CUDA, where a few cost as much as many."""
 
 
 class Rounds:
@@ -40,14 +37,11 @@ class Rounds:
     ) -> None:
         per_round = config.run.episodes_per_round
         if per_round % episodes:
-            raise not_allowed(
-                "qmix.parallel_episodes",
-                episodes,
-                f"a divisor of run.episodes_per_round = {per_round}, the episodes of one round",
+            allowed = (
+                f"a divisor of run.episodes_per_round = {per_round}, the episodes of one round"
             )
-        self.config = config
-        self.gradients = gradients
-        self.episodes = episodes
+            raise not_allowed("qmix.parallel_episodes", episodes, allowed)
+        self.config, self.gradients, self.episodes = config, gradients, episodes
         self.seeds = list(seeds)
         self.device = torch.device(device)
         self.scenario = scenario_from_config(config, gradients.payload_bits, device)
@@ -57,8 +51,7 @@ class Rounds:
         self._batches = per_round // episodes  # in a federated round
         whole = len(self.seeds) * per_round * clients  # client-rounds of a federated round
         self._at_once = 1 if self.device.type == "cpu" else max(1, _AHEAD // whole)  # rounds
-        self._cycle = -1
-        self._round = -1
+        self._cycle = self._round = -1
         self._trajectory: Trajectory | None = None
         self._ahead: dict[tuple[int, int, int], Tensor] = {}
         self._inner = torch.zeros(len(self.seeds), clients, clients, device=device)
@@ -71,19 +64,21 @@ class Rounds:
 
     def round(self, batch: int) -> Round:
         """The upload problem of batch number `batch`; batches are asked for in order."""
-        cycle, number, part = self.place(batch)
+        cycle, number, _ = self.place(batch)
         seeds = [cycle_seed(seed, cycle) for seed in self.seeds]
-        if cycle != self._cycle:
-            self._trajectory = self._walk(seeds)
+        if self._trajectory is None or cycle != self._cycle:
+            # One layout is one layout: `fixed` keeps its places when the task starts again.
+            walks = self.seeds if self.config.cell.placement == "fixed" else seeds
+            rounds = self.config.run.rounds
+            self._trajectory = self._cell.trajectory(walks, rounds, device=self.device)
         if (cycle, number) != (self._cycle, self._round):
             self._inner = self.gradients.inner(seeds, number).to(self.device)
             self._cycle, self._round = cycle, number
-        assert self._trajectory is not None
         alpha = db_to_linear(self._trajectory.at(number).gain_db)  # [run, client]
         played = len(self.seeds) * self.episodes
         return Round(
             alpha=alpha.repeat_interleave(self.episodes, 0),
-            fading=self._fading(seeds, (cycle, number, part)),
+            fading=self._fading(seeds, batch, self._trajectory),
             inner=self._inner.repeat_interleave(self.episodes, 0),
             number=torch.full((played,), float(number), device=self.device),
         )
@@ -95,32 +90,19 @@ class Rounds:
         if self.place(batch)[2] == self._batches - 1:
             self.gradients.deliver(delivered[:, -1])
 
-    def _walk(self, seeds: Sequence[int]) -> Trajectory:
-        # One layout is one layout: `fixed` keeps its places when the task starts again.
-        seeds = self.seeds if self.config.cell.placement == "fixed" else seeds
-        return self._cell.trajectory(seeds, self.config.run.rounds, device=self.device)
-
-    def _fading(self, seeds: Sequence[int], place: tuple[int, int, int]) -> Tensor:
+    def _fading(self, seeds: Sequence[int], batch: int, trajectory: Trajectory) -> Tensor:
         """[run x episode, slot, client, band], fresh for every episode unless it is to repeat."""
-        assert self._trajectory is not None
+        cycle, number, part = self.place(batch)
         if self.config.run.repeat_fading:
-            one = self._channel.small_scale_gain(seeds, place[1], [0], self._trajectory)
+            one = self._channel.small_scale_gain(seeds, number, [0], trajectory)
             return one.expand(-1, self.episodes, -1, -1, -1).flatten(0, 1)
-        if place not in self._ahead:
-            self._ahead |= self._fetch(seeds, place)
-        return self._ahead.pop(place)
-
-    def _fetch(
-        self, seeds: Sequence[int], place: tuple[int, int, int]
-    ) -> dict[tuple[int, int, int], Tensor]:
-        """The fading of this batch of episodes; on CUDA of the next rounds too, as cheaply."""
-        assert self._trajectory is not None
-        cycle, number, part = place
-        rounds = range(number, min(number + self._at_once, self.config.run.rounds))
-        episodes = range(part * self.episodes, (part + 1) * self.episodes)
-        gains = self._channel.small_scale_gains(seeds, rounds, episodes, self._trajectory)
-        by_round = gains.transpose(0, 1).flatten(1, 2)  # [round, run x episode, slot, client, band]
-        return {(cycle, n, part): gain for n, gain in zip(rounds, by_round, strict=True)}
+        if (cycle, number, part) not in self._ahead:
+            rounds = range(number, min(number + self._at_once, self.config.run.rounds))
+            episodes = range(part * self.episodes, (part + 1) * self.episodes)
+            gains = self._channel.small_scale_gains(seeds, rounds, episodes, trajectory)
+            by_round = gains.transpose(0, 1).flatten(1, 2)  # [round, run x episode, slot, ...]
+            self._ahead |= {(cycle, n, part): x for n, x in zip(rounds, by_round, strict=True)}
+        return self._ahead.pop((cycle, number, part))
 
 
 def cycle_seed(seed: int, cycle: int) -> int:

@@ -1,25 +1,85 @@
-"""One slot of the uplink, as a pure function.
+"""The uplink of a cell and one slot of it, as a pure function.
 
 The same step serves comparison, training, PettingZoo and Flower: given what is left to send,
 the gains of this slot and everybody's action, it says what is left afterwards.
 """
 
-from __future__ import annotations
-
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedfade.radio.link import delivered_bits, rate_bps, sinr
-from fedfade.uplink.scenario import Scenario
+from fedfade.config import Config, RewardConfig
+from fedfade.radio import dbm_to_w, delivered_bits, noise_w, rate_bps, sinr
 
 
-class Action(NamedTuple):
-    """What every client does in a slot."""
+@dataclass(frozen=True)
+class Scenario:
+    """Everything about the uplink that no slot and no round changes."""
 
-    band: Tensor  # [episode, client] int64, 0 ... bands-1
-    level: Tensor  # [episode, client] int64, index into the power levels
+    clients: int
+    bands: int
+    slots: int
+    rounds: int
+    payload_bits: float
+    bandwidth_hz: float
+    slot_s: float
+    noise_w: float
+    power_w: Tensor  # [level] transmit power; exactly 0 for the silent level
+    full_power_w: float  # the strongest level
+    full_level: int
+    silent_level: int
+    fading_shape: float  # of the gamma distribution nearest to a sub-band's fading
+    reward: RewardConfig
+    observe: tuple[str, ...]
+    hide: tuple[str, ...]
+    csi_delay_slots: int  # age of the fading others announce
+
+    @property
+    def levels(self) -> int:
+        """Number of power levels."""
+        return self.power_w.numel()
+
+    @property
+    def actions(self) -> int:
+        """Choices an agent has in a slot: sub-band times power level (paper: section IV-C)."""
+        return self.bands * self.levels
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors of this scenario live."""
+        return self.power_w.device
+
+
+def scenario_from_config(
+    config: Config, payload_bits: float, device: torch.device | str = "cpu"
+) -> Scenario:
+    """The scenario a config describes; `payload_bits` because `auto` depends on the model."""
+    radio, allocation = config.radio, config.allocation
+    assert radio.silent_level is not None  # the config's own check
+    # Rayleigh at one frequency; a mean over a sub-band of the clustered channel spreads by
+    # 3.5 dB instead of 5.6, as a gamma variable of shape 2 does.
+    averaged = radio.subband_gain == "average" and radio.subcarriers > 1
+    return Scenario(
+        clients=config.learning.clients,
+        bands=radio.subbands,
+        slots=radio.slots,
+        rounds=config.run.rounds,
+        payload_bits=float(payload_bits),
+        bandwidth_hz=radio.bandwidth_hz,
+        slot_s=radio.slot_s,
+        noise_w=noise_w(radio),
+        power_w=dbm_to_w(torch.tensor(radio.power_levels_dbm, device=device)),
+        full_power_w=float(dbm_to_w(radio.power_levels_dbm[radio.full_level])),
+        full_level=radio.full_level,
+        silent_level=radio.silent_level,
+        fading_shape=2.0 if radio.source == "clustered" and averaged else 1.0,
+        reward=allocation.reward,
+        observe=tuple(allocation.observe),
+        hide=tuple(allocation.hide),
+        csi_delay_slots=allocation.csi_delay_slots,
+    )
 
 
 class Round(NamedTuple):
@@ -36,11 +96,17 @@ class Round(NamedTuple):
         return self.inner.diagonal(dim1=-2, dim2=-1)
 
 
+class Action(NamedTuple):
+    """What every client does in a slot."""
+
+    band: Tensor  # [episode, client] int64, 0 ... bands-1
+    level: Tensor  # [episode, client] int64, index into the power levels
+
+
 def decode_action(scenario: Scenario, choice: Tensor) -> Action:
     """The action behind a number 0 ... actions-1: sub-band times levels plus power level.
 
     >>> from fedfade.config import load_config
-    >>> from fedfade.uplink import scenario_from_config
     >>> decode_action(scenario_from_config(load_config("paper"), 1.0), torch.tensor([0, 7, 15]))
     Action(band=tensor([0, 1, 3]), level=tensor([0, 3, 3]))
     """
@@ -55,7 +121,7 @@ class Progress(NamedTuple):
 
     @property
     def finished(self) -> Tensor:
-        """Who has delivered everything: [episode, client] bool."""
+        """Who has delivered everything (paper: eq. 13): [episode, client] bool."""
         return self.remaining_bits <= 0
 
 
@@ -68,7 +134,7 @@ class SlotResult(NamedTuple):
 
 
 def start_round(scenario: Scenario, episodes: int) -> Progress:
-    """Everybody has the whole payload before them."""
+    """Everybody has the whole payload to send."""
     shape = (episodes, scenario.clients)
     return Progress(torch.full(shape, scenario.payload_bits, device=scenario.device))
 
@@ -87,9 +153,4 @@ def play_slot(
     rate = rate_bps(sinr(gain, action.band, power_w, scenario.noise_w), scenario.bandwidth_hz)
     bits = delivered_bits(rate, scenario.slot_s, progress.remaining_bits)
     after = progress.remaining_bits - bits
-    result = SlotResult(
-        rate_bps=rate,
-        bits=bits,
-        finished_now=active & (after <= 0),
-    )
-    return Progress(after), result
+    return Progress(after), SlotResult(rate, bits, finished_now=active & (after <= 0))

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from fedfade.allocation import GENIE, PERFECT
-from fedfade.config import Config
+from fedfade.config import Config, changed
 from fedfade.device import pick_device
 from fedfade.experiments import QMIX, compare_many
 from fedfade.experiments.metrics import series
 from fedfade.studies.ladder.rungs import FIRST_SEED, OWN, Agents, Ladder, Place, as_trained
 from fedfade.studies.ladder.tables import mean_error
 from fedfade.studies.ladder.uploads import file_name
-from fedfade.studies.paper.setting import changed
 from fedfade.studies.paper.tables import Line, matching
 
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedfade.learning.figures import save
 from fedfade.radio import LIGHT_MPS
-from fedfade.storage import write_text
+from fedfade.storage import save_figure, write_text
 from fedfade.studies.ladder.federated import accuracy_places
 from fedfade.studies.ladder.rungs import OWN, Ladder
 from fedfade.studies.ladder.tables import mean_error
@@ -31,12 +30,12 @@ def write_page(
 ) -> Path:
     """`ladder.png`, `ladder.md` and, where there are federated runs, `accuracy.png`."""
     shown = [p for p in policies if p["learned"] == "yes" or p["policy"] in _KNOWN]
-    save(ladder_figure(ladder, ladder.cells, table, shown, "uploads"), out / "ladder.png")
+    save_figure(ladder_figure(ladder, ladder.cells, table, shown, "uploads"), out / "ladder.png")
     if accuracies:
         cells = list(dict.fromkeys(place.cell for place in accuracy_places(ladder)))
         lines = matching(accuracies, learned="no")
         agents = matching(accuracies, learned="yes")
-        save(ladder_figure(ladder, cells, lines, agents, "accuracy"), out / "accuracy.png")
+        save_figure(ladder_figure(ladder, cells, lines, agents, "accuracy"), out / "accuracy.png")
     path = out / "ladder.md"
     write_text(path, page(ladder, table, policies, accuracies))
     return path

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from fedfade.agents import load_policy_checkpoint
 from fedfade.agents.checkpoint import Checkpoint, load_checkpoint, trained_folders
 from fedfade.allocation import GENIE, policy_names
-from fedfade.config import Config, load_config
+from fedfade.config import Config, changed, load_config
 from fedfade.errors import UserError, not_allowed
 from fedfade.studies.paper import setting
 from fedfade.studies.paper.regimes import ring
-from fedfade.studies.paper.setting import changed, cycle_seeds
+from fedfade.studies.paper.setting import cycle_seeds
 
 FIRST_SEED = 2000
 """Settings of the deadline policies were chosen on seeds 1000 to 1004; agents trained on those
@@ -117,7 +117,7 @@ class Agents:
     @property
     def age(self) -> int | None:
         """How old everybody's fading is when they see it, None if they do not."""
-        from fedfade.agents.policy import scope_of
+        from fedfade.agents.trained import scope_of
 
         if scope_of(self.config) != "csi":
             return None
@@ -126,10 +126,12 @@ class Agents:
     @property
     def rung(self) -> str:
         """The lowest rung with all they observe."""
+        from fedfade.agents import scope_of
+
         allocation = self.config.allocation
         if self.age is not None:
             return f"CSI {self.age} old" if self.age else "CSI fresh"
-        if "finished" in allocation.observe:
+        if scope_of(self.config) == "feedback":
             return "finished"
         sees = {"fading", "reservation"} & {*allocation.observe} and "fading" not in allocation.hide
         return "own fading" if sees else "gains"

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfade.allocation import PERFECT
-from fedfade.config import Config, QmixConfig
+from fedfade.config import Config, QmixConfig, changed
 from fedfade.device import pick_device
 from fedfade.experiments.run_folder import decisive, mark
 from fedfade.studies.paper import accuracy, pictures
@@ -17,7 +17,6 @@ from fedfade.studies.paper.setting import (
     HEURISTICS,
     SCHEDULE,
     Setting,
-    changed,
     unseen,
 )
 from fedfade.studies.paper.tables import (

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfade.config import changed
 from fedfade.studies.paper import pictures
-from fedfade.studies.paper.setting import Setting, changed, unseen
+from fedfade.studies.paper.setting import Setting, unseen
 from fedfade.studies.paper.tables import (
     Line,
     distinct,
@@ -46,7 +47,7 @@ def compute(setting: Setting) -> None:
 
 def draw(setting: Setting) -> tuple[dict[str, object], str]:
     """The paper's stacked bars for the first seed; the spread of class shares over all."""
-    from fedfade.learning.figures import class_distribution
+    from fedfade.learning.plots import class_distribution
 
     folder = setting.out / PART
     lines = read_table(folder / "classes.csv")

@@ -13,7 +13,7 @@ from fedfade.agents.curve import smoothed
 from fedfade.allocation import PERFECT
 from fedfade.errors import UserError
 from fedfade.experiments.figures import blank, colour, of_seeds, share_map, tidy
-from fedfade.learning.figures import save
+from fedfade.storage import save_figure
 from fedfade.studies.paper.tables import Line, columns, distinct, matching
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def put(path: Path, make: Callable[..., Figure], *given: Any) -> None:
         figure = make(*given)
     except ImportError:
         return
-    save(figure, path)
+    save_figure(figure, path)
 
 
 _VARIANTS = {"nothing": "#d4ac0d", "gradient": "#7d3c98", "fading": "#c0392b"}

@@ -23,7 +23,7 @@ from fedfade.agents import load_policy_checkpoint, load_shipped_policy
 from fedfade.agents.checkpoint import load_checkpoint
 from fedfade.agents.run import seed_folder
 from fedfade.allocation import PERFECT, Policy, load_policy, play_round
-from fedfade.config import Config
+from fedfade.config import Config, changed
 from fedfade.device import one_thread, pick_device
 from fedfade.experiments.run_folder import mark
 from fedfade.experiments.uploads import Uplink, joined
@@ -43,7 +43,6 @@ from fedfade.studies.paper.setting import (
     SCHEDULE,
     Clock,
     Setting,
-    changed,
     unseen,
 )
 from fedfade.studies.paper.summaries import final_lines, means, paired

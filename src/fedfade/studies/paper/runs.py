@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedfade.config import Config, QmixConfig, differences, load_config
+from fedfade.config import Config, QmixConfig, changed, differences, load_config
 from fedfade.device import pick_device
 from fedfade.errors import UserError
 from fedfade.experiments import compare_many
@@ -27,7 +27,6 @@ from fedfade.studies.paper.setting import (
     Clock,
     Hide,
     Setting,
-    changed,
     unseen,
 )
 
@@ -56,17 +55,16 @@ def training_folder(setting: Setting, hide: Sequence[Hide] = ()) -> Path:
 def trained(setting: Setting, hide: Sequence[Hide] = ()) -> Path:
     """Train the agents of all seeds in one program, unless they are there; returns their folder."""
     from fedfade.agents import train
-    from fedfade.agents.checkpoint import check_same_training, load_checkpoint
+    from fedfade.agents.checkpoint import check_same_training, has_checkpoint, load_checkpoint
     from fedfade.agents.run import seed_folder
-    from fedfade.experiments.points import TrainPoint
 
-    folder, kind, waiting = training_folder(setting, hide), TrainPoint(), []
+    folder, waiting = training_folder(setting, hide), []
     for seed in setting.training_seeds:
         config, place = training_config(setting, seed, hide), seed_folder(folder, seed)
-        if not kind.finished(config, place):
+        stored = load_checkpoint(place) if has_checkpoint(place) else None
+        if stored is None or stored.episodes < config.qmix.episodes:
             waiting.append(seed)
             continue
-        stored = load_checkpoint(place)
         # Agents act in whatever precision is asked for; only training on has to keep its own.
         own = {"run.precision": stored.config.run.precision}
         check_same_training(stored, changed(config, own))
@@ -191,7 +189,9 @@ def _finished(job: Job) -> bool:
     if not RunFolder(job.folder, job.config, pick_device("cpu")).finished:
         return False
     free = (*FREE_FIELDS, "allocation.checkpoint")
-    differing = differences(load_config(job.folder / "config.yaml"), job.config, ignore=free)
+    differing = differences(
+        load_config(job.folder / "config.yaml", stored=True), job.config, ignore=free
+    )
     if differing:
         raise UserError(
             f"--out: {str(job.folder)!r} holds a run of another configuration, differing in "

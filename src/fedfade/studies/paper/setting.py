@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedfade.allocation import PERFECT
-from fedfade.config import Config, config_from_tree, load_config
+from fedfade.config import Config, load_config
 from fedfade.errors import UserError, not_allowed
 from fedfade.experiments.run_folder import digest
 from fedfade.uplink.rounds import cycle_seed
@@ -160,22 +160,6 @@ def check_unseen(setting: Setting) -> tuple[int, int]:
             "run.seed", setting.base.run.seed, "one whose evaluation seeds are not trained on"
         )
     return len(used), len(tested)
-
-
-def changed(config: Config, fields: Mapping[str, Any]) -> Config:
-    """The same configuration with other values in some fields.
-
-    >>> changed(load_config("paper"), {"radio.clusters": 28}).radio.clusters
-    28
-    """
-    tree: dict[str, Any] = config.model_dump()
-    for name, value in fields.items():
-        *parents, last = name.split(".")
-        node = tree
-        for parent in parents:
-            node = node[parent]
-        node[last] = value
-    return config_from_tree(tree)
 
 
 def make_setting(

@@ -1,11 +1,9 @@
-"""Replay memory: the last transitions, each observation stored once.
+"""The replay memory: the last transitions, each observation stored once.
 
 One slot of all parallel episodes is a row. What follows a row is the next row, so no transition
 carries its successor; the row after the newest is where the next observation is already written.
 Position and fill are tensors, so that storing and sampling never wait for the device.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedfade.graphs import Work, fuse, record
+from fedfade.graphs import Work, fused, record
 from fedfade.randomness import fold, integers, streams
 
 
@@ -29,10 +27,10 @@ class Batch(NamedTuple):
     discount: Tensor  # [run, batch] gamma^n, or 0 where the episode ended
 
 
-class Replay:
+class ReplayMemory:
     """A ring of rows [row, episode], kept flat: index = row * episodes + episode.
 
-    Every run has its own; all runs store in step and draw each their own transitions.
+    Each run has its own. All runs store in step, and each draws its own transitions.
     """
 
     def __init__(
@@ -46,8 +44,7 @@ class Replay:
         seeds: Sequence[int],
         device: torch.device | str = "cpu",
     ) -> None:
-        self.episodes = episodes
-        self.slots = slots
+        self.episodes, self.slots = episodes, slots
         # One row more than asked for: the newest observation, whose action is still to come.
         self.rows = -(-capacity // episodes) + 1
         flat = self.rows * episodes
@@ -66,12 +63,10 @@ class Replay:
         self._drawn = torch.zeros(0, dtype=torch.int64, device=device)  # [update, run, transition]
         self._first = torch.zeros((), dtype=torch.int64, device=device)
         self._draw: Work = self._draw_numbers
-        self.sample = fuse(self._sample, self.observation.device)
 
     def tensors(self) -> dict[str, Tensor]:
         """All there is to remember."""
-        names = ("observation", "state", "choice", "reward", "slot", "stored")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in self.take(0)}
 
     def take(self, run: int) -> dict[str, Tensor]:
         """What one run remembers, as if it were alone."""
@@ -121,7 +116,8 @@ class Replay:
         numbers = self._first + torch.arange(count, device=self._first.device)
         self._drawn.copy_(integers(fold(self._keys, numbers[:, None]), 1 << 31, (size,)))
 
-    def _sample(self, update: Tensor, gamma: float, n_step: int = 1) -> Batch:
+    @fused
+    def sample(self, update: Tensor, gamma: float, n_step: int = 1) -> Batch:
         """Uniformly drawn transitions for update number `update`, one that was drawn ahead."""
         oldest = (self.stored - (self.rows - 1)).clamp(min=0)
         # The newest n-1 rows wait for the rewards that belong to them.
@@ -129,39 +125,27 @@ class Replay:
         drawn = self._drawn.index_select(0, (update - self._first).view(1))[0]  # [run, batch]
         draw = (drawn * (ready * self.episodes)) >> 31
         row = oldest + torch.div(draw, self.episodes, rounding_mode="floor")
-        episode = draw % self.episodes
+        slot, episode = self.slot[row % self.rows], draw % self.episodes
         here = row % self.rows * self.episodes + episode
         there = (row + n_step) % self.rows * self.episodes + episode
-        slot = self.slot[row % self.rows]
+        reward = _rows(self.reward, self._run_first + here)
+        for step in range(1, n_step):  # rewards after the deadline belong to another episode
+            place = (row + step) % self.rows * self.episodes + episode
+            later = gamma**step * _rows(self.reward, self._run_first + place)
+            reward = reward + torch.where(slot + step < self.slots, later, 0.0)
+        own, next_own = self._agent_first + here[:, None], self._agent_first + there[:, None]
         return Batch(
-            observation=self._of_agents(self.observation, here),
-            state=self._of_runs(self.state, here),
-            choice=self._of_agents(self.choice, here),
-            reward=self._return(row, episode, slot, gamma, n_step),
-            next_observation=self._of_agents(self.observation, there),
-            next_state=self._of_runs(self.state, there),
+            observation=_rows(self.observation, own),
+            state=_rows(self.state, self._run_first + here),
+            choice=_rows(self.choice, own),
+            reward=reward,
+            next_observation=_rows(self.observation, next_own),
+            next_state=_rows(self.state, self._run_first + there),
             discount=torch.where(slot + n_step < self.slots, gamma**n_step, 0.0),
         )
 
-    def _of_agents(self, stored: Tensor, place: Tensor) -> Tensor:
-        """What all agents of a run stored in its places [run, batch]: [run x agent, batch, ...]."""
-        rows = (self._agent_first + place[:, None]).flatten()
-        found = stored.flatten(0, 1).index_select(0, rows)
-        return found.view(len(stored), -1, *stored.shape[2:])
 
-    def _of_runs(self, stored: Tensor, place: Tensor) -> Tensor:
-        """What runs stored in their places [run, batch]: [run, batch, ...]."""
-        rows = (self._run_first + place).flatten()
-        return stored.flatten(0, 1).index_select(0, rows).view(*place.shape, *stored.shape[2:])
-
-    def _return(
-        self, row: Tensor, episode: Tensor, slot: Tensor, gamma: float, n_step: int
-    ) -> Tensor:
-        """Discounted rewards of n steps; those after the deadline belong to another episode."""
-        total = self._of_runs(self.reward, row % self.rows * self.episodes + episode)
-        for step in range(1, n_step):
-            place = (row + step) % self.rows * self.episodes + episode
-            inside = slot + step < self.slots
-            reward = self._of_runs(self.reward, place)
-            total = total + torch.where(inside, gamma**step * reward, 0.0)
-        return total
+def _rows(stored: Tensor, rows: Tensor) -> Tensor:
+    """Of [part, row, ...] the rows asked for, counted over all parts: [part, batch, ...]."""
+    found = stored.flatten(0, 1).index_select(0, rows.flatten())
+    return found.view(len(stored), -1, *stored.shape[2:])

@@ -4,56 +4,45 @@ A client-round is the gain of one client over one round: 250 slots x 4 sub-bands
 training asks for: 20 episodes of one round, 10 clients each.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import resource
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fedfade.bench import machine, median_cpu_ms
+from fedfade.bench.timing import Figures, machine, median_cpu_ms
 from fedfade.config import CellConfig, RadioConfig
+from fedfade.device import one_thread
 from fedfade.radio import Cell, Channel, frequency_offsets
 
-_CLIENTS, _EPISODES = 10, 20
+CLIENTS, EPISODES = 10, 20
+SIONNA_CLIENT_ROUNDS = 20
 
 
-def measure(repeats: int = 15, clusters: int = 21, sionna: bool = True) -> dict[str, object]:
+@one_thread()
+def measure(repeats: int = 15, clusters: int = 21) -> Figures:
     """Median CPU time per client-round on one thread, and the memory of a batch of 200."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        figures = _ours(repeats, clusters)
-        if sionna:
-            figures |= _sionna(max(3, repeats // 3))
-        return figures | machine()
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _ours(repeats: int, clusters: int) -> dict[str, object]:
     radio, cell = RadioConfig(clusters=clusters), CellConfig()
-    client_rounds = _CLIENTS * _EPISODES
-    place = Cell(cell, radio, _CLIENTS)
-    trajectory = place.trajectory([0], 1)
+    trajectory = Cell(cell, radio, CLIENTS).trajectory([0], 1)
 
-    def batch(settings: RadioConfig) -> Callable[[], object]:
-        channel = Channel(settings, cell, _CLIENTS)
-        return lambda: channel.small_scale_gain([0], 0, range(_EPISODES), trajectory)
+    def batch(**changes: str) -> partial[torch.Tensor]:
+        channel = Channel(radio.model_copy(update=changes), cell, CLIENTS)
+        return partial(channel.small_scale_gain, [0], 0, range(EPISODES), trajectory)
 
-    before = _resident_mb()
-    batch(radio)()  # first of all, so that the peak is this batch's
-    memory = _peak_mb() - before
-    centre = radio.model_copy(update={"subband_gain": "centre"})
-    standard = radio.model_copy(update={"cluster_draw": "tr38901"})
+    before = memory_mb()
+    batch()()  # first of all, so that the peak is this batch's
+    memory, client_rounds = memory_mb("VmHWM") - before, CLIENTS * EPISODES
+
+    def ms(**changes: str) -> float:
+        return median_cpu_ms(batch(**changes), repeats) / client_rounds
+
     return {
-        "ms_per_client_round": median_cpu_ms(batch(radio), repeats) / client_rounds,
-        "ms_per_client_round_centre": median_cpu_ms(batch(centre), repeats) / client_rounds,
-        "ms_per_client_round_tr38901": median_cpu_ms(batch(standard), repeats) / client_rounds,
+        "ms_per_client_round": ms(),
+        "ms_per_client_round_centre": ms(subband_gain="centre"),
+        "ms_per_client_round_tr38901": ms(cluster_draw="tr38901"),
         "memory_mb": memory,
         "client_rounds": client_rounds,
         "slots": radio.slots,
@@ -61,10 +50,12 @@ def _ours(repeats: int, clusters: int) -> dict[str, object]:
         "subcarriers": radio.subcarriers,
         "clusters": clusters,
         "repeats": repeats,
+        **_sionna(max(3, repeats // 3)),
+        **machine(),
     }
 
 
-def _sionna(repeats: int) -> dict[str, object]:
+def _sionna(repeats: int) -> Figures:
     """The same gains from Sionna, where it is installed: its UMi model has 19 clusters."""
     if importlib.util.find_spec("sionna") is None:
         return {"sionna": None}
@@ -72,8 +63,7 @@ def _sionna(repeats: int) -> dict[str, object]:
     from sionna.phy.channel import cir_to_ofdm_channel
 
     radio = RadioConfig()
-    client_rounds = 20
-    model = _sionna_model(radio, client_rounds)
+    model = _sionna_model(radio)
     frequencies = frequency_offsets(radio)
 
     def batch() -> object:
@@ -85,13 +75,13 @@ def _sionna(repeats: int) -> dict[str, object]:
     batch()
     return {
         "sionna": sionna.__version__,
-        "sionna_ms_per_client_round": median_cpu_ms(batch, repeats) / client_rounds,
-        "sionna_client_rounds": client_rounds,
+        "sionna_ms_per_client_round": median_cpu_ms(batch, repeats) / SIONNA_CLIENT_ROUNDS,
+        "sionna_client_rounds": SIONNA_CLIENT_ROUNDS,
         "sionna_clusters": 19,
     }
 
 
-def _sionna_model(radio: RadioConfig, client_rounds: int) -> Any:
+def _sionna_model(radio: RadioConfig) -> Any:
     from sionna.phy.channel.tr38901 import PanelArray, UMi
 
     antenna = PanelArray(
@@ -112,32 +102,29 @@ def _sionna_model(radio: RadioConfig, client_rounds: int) -> Any:
         enable_shadow_fading=False,
     )
     cell = Cell(CellConfig(placement="redraw"), radio, 1)
-    place = cell.trajectory(range(client_rounds), 1).at(0)
-    flat = torch.zeros(client_rounds, 1, 3)
+    place = cell.trajectory(range(SIONNA_CLIENT_ROUNDS), 1).at(0)
+    flat = torch.zeros(SIONNA_CLIENT_ROUNDS, 1, 3)
     client, base = flat.clone(), flat.clone()
     client[..., :2] = place.position
     client[..., 2], base[..., 2] = 1.5, 10.0
     velocity = flat.clone()
     velocity[..., 0] = radio.speed_mps * torch.cos(place.heading_rad)
     velocity[..., 1] = radio.speed_mps * torch.sin(place.heading_rad)
-    indoors = torch.zeros(client_rounds, 1, dtype=torch.bool)
+    indoors = torch.zeros(SIONNA_CLIENT_ROUNDS, 1, dtype=torch.bool)
     model.set_topology(client, base, flat, flat, velocity, indoors, los=False)
     return model
 
 
-def _peak_mb() -> float:
+def memory_mb(kind: str = "VmRSS") -> float:
+    """Memory this process holds in RAM; its peak with `VmHWM`, and where there is no /proc.
+
+    >>> 10 < memory_mb() <= memory_mb("VmHWM")
+    True
+    """
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
     # On Linux ru_maxrss of a new process begins at the peak of the one that started it.
-    return int(status.split("VmHWM:")[1].split()[0]) / 2**10
-
-
-def _resident_mb() -> float:
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        return _peak_mb()
-    return pages * resource.getpagesize() / 2**20
+    return int(status.split(f"{kind}:")[1].split()[0]) / 2**10

@@ -1,12 +1,11 @@
 """The one-step convergence bound of the paper (Theorem 1) as numbers.
 
-    E[F(w_{t+1})] - F(w_t) <= C1 |grad F(w_t)|^2 + C2 E|gbar - g|^2 + C3            (25)
+    E[F(w_{t+1})] - F(w_t) <= C1 |grad F(w_t)|^2 + C2 E|gbar - g|^2 + C3       (paper: eq. 25)
 
-gbar is the average of all clients' updates, g that of the delivered ones. docs/theory.md proves
-it again, says where the printed proof slips, and derives `rescaled_constants`.
+gbar is the average of all clients' updates (paper: eq. 17), g that of the delivered ones
+(paper: eq. 16). docs/explanation/theory.md proves the bound again, says where the printed proof slips, and
+derives `rescaled_constants`.
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import dataclass
@@ -20,9 +19,9 @@ class Problem:
     global_rate: float  # eta_g
     steps: int  # E, local mini-batch steps
     clients: int  # N
-    smoothness: float  # L, Assumption 1, eq. (19)
-    local_variance: float  # sigma_l^2, Assumption 2, eq. (21)
-    global_variance: float  # sigma_g^2, Assumption 3, eq. (22)
+    smoothness: float  # L of Assumption 1 (paper: eq. 19)
+    local_variance: float  # sigma_l^2 of Assumption 2 (paper: eq. 21)
+    global_variance: float  # sigma_g^2 of Assumption 3 (paper: eq. 22)
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Constants:
     c3: float
 
     def bound(self, gradient_squared: float, deviation: float) -> float:
-        """The right-hand side of (25).
+        """The right-hand side (paper: eq. 25).
 
         >>> Constants(c1=-0.5, c2=2.0, c3=0.1).bound(gradient_squared=1.0, deviation=0.25)
         0.1
@@ -43,7 +42,7 @@ class Constants:
 
     @property
     def promises_descent(self) -> bool:
-        """Whether a large enough gradient is sure to make F fall; if not, (25) says nothing."""
+        """Whether a large enough gradient is sure to make F fall; if not, the bound is empty."""
         return self.c1 < 0
 
 
@@ -57,7 +56,7 @@ def rate_limit(steps: int, smoothness: float) -> float:
 
 
 def drift_bound(problem: Problem, gradient_squared: float) -> float:
-    """Lemma 1, eq. (23): bounds E|w_n^(i) - w_t|^2 for i = 0 ... E by |grad F_n(w_t)|^2.
+    """Lemma 1 (paper: eq. 23): bounds E|w_n^(i) - w_t|^2 for i = 0 ... E by |grad F_n(w_t)|^2.
 
     The paper prints |F_n|^2 where its proof needs, and means, the gradient of F_n.
     """
@@ -66,12 +65,12 @@ def drift_bound(problem: Problem, gradient_squared: float) -> float:
 
 
 def mean_gradient_bound(gradient_squared: float, global_variance: float) -> float:
-    """Lemma 2, eq. (24): bounds the clients' mean |grad F_n|^2 by that of F."""
+    """Lemma 2 (paper: eq. 24): bounds the clients' mean |grad F_n|^2 by that of F."""
     return gradient_squared + global_variance
 
 
 def paper_constants(problem: Problem) -> Constants:
-    """C1, C2, C3 as printed below eq. (25)."""
+    """C1, C2, C3 as printed below the bound (paper: eq. 25)."""
     local, server, steps = problem.local_rate, problem.global_rate, problem.steps
     smooth = problem.smoothness
     shared = (
@@ -96,11 +95,10 @@ def rescaled_constants(problem: Problem) -> Constants:
 
     The paper's C1 is positive whenever eta_l E < 1/2, because it measures an update of size
     eta_l E |grad F| against |grad F| itself. Measured on its own scale, C1 is negative as soon as
-    eta_l E L is small (derivation in docs/theory.md).
+    eta_l E L is small (derivation in docs/explanation/theory.md).
     """
     local, server, steps = problem.local_rate, problem.global_rate, problem.steps
-    smooth = problem.smoothness
-    reach = local * steps
+    reach, smooth = local * steps, problem.smoothness
     drift = server * reach * smooth**2 + smooth * server**2
     return Constants(
         c1=12 * reach**2 * drift - server * reach / 2,

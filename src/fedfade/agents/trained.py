@@ -1,7 +1,5 @@
 """Trained agents as an allocation policy: each acts on its own observation alone."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from importlib import resources
 from itertools import pairwise
@@ -23,6 +21,7 @@ from fedfade.config import Config
 from fedfade.errors import UserError, not_allowed
 from fedfade.uplink import (
     decode_action,
+    load_part,
     observation_width,
     plan_preference,
     scenario_from_config,
@@ -37,15 +36,11 @@ class QmixPolicy:
     recordable = True
 
     def __init__(self, agents: AgentNetworks, config: Config) -> None:
-        self.agents = agents
-        allocation = config.allocation
-        self.scope = scope_of(config)
-        self.observed = Observed(
-            tuple(allocation.observe), tuple(allocation.hide), allocation.csi_delay_slots
-        )
-        self.gradient_aware = (
-            "deviation" in allocation.observe and "gradient" not in allocation.hide
-        )
+        self.agents, self.scope = agents, scope_of(config)
+        seen, hidden = config.allocation.observe, config.allocation.hide
+        self.observed = Observed(tuple(seen), tuple(hidden), config.allocation.csi_delay_slots)
+        looks = any(load_part(name).gradient_aware for name in seen)
+        self.gradient_aware = looks and "gradient" not in hidden
 
     def begin(self, view: View) -> None:
         """The networks go where the round is."""
@@ -67,18 +62,18 @@ def scope_of(config: Config) -> Scope:
     >>> scope_of(load_config("paper"))
     'local'
     """
-    observed = config.allocation.observe
-    if "others_fading" in observed and "fading" not in config.allocation.hide:
+    told = {load_part(name).told for name in config.allocation.observe}
+    if "fading" in told and "fading" not in config.allocation.hide:
         return "csi"
-    return "feedback" if "finished" in observed else "local"
+    return "feedback" if "finished" in told else "local"
 
 
 class ClientNetwork(nn.Module):
     """What one client carries: observation [batch, width] to action values [batch, action].
 
-    For a shared network the client's id is constant, so it is folded into the first bias. A value
-    of the slot common to all actions is folded into the last layer, the head start of the planned
-    action is `skip`, a matrix from the observation to the values, or nothing.
+    The id of a client in a shared network is constant, so it is folded into the first bias. A value
+    of the slot common to all actions is folded into the last layer. The head start of the planned
+    action is `skip`, a matrix from the observation to the values, or None.
     """
 
     def __init__(self, agents: AgentNetworks, client: int) -> None:
@@ -102,27 +97,18 @@ class ClientNetwork(nn.Module):
     def forward(self, observation: Tensor) -> Tensor:
         """Values of every action."""
         x = observation
-        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            x = x @ weight + bias
-            if layer < len(self.weights) - 1:
-                x = x.relu()
-        return x if self.skip is None else x + observation @ self.skip
+        for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
+            x = (x @ weight + bias).relu()
+        values: Tensor = x @ self.weights[-1] + self.biases[-1]
+        return values if self.skip is None else values + observation @ self.skip
 
 
 def load_agents(checkpoint: Checkpoint) -> AgentNetworks:
     """The agent networks of a checkpoint."""
-    config = checkpoint.config
-    scenario = scenario_from_config(config, payload_bits=1.0)
-    agents = AgentNetworks(
-        scenario.clients,
-        observation_width(scenario),
-        config.qmix.hidden,
-        scenario.actions,
-        [torch.Generator()],
-        config.qmix.share_parameters,
-        config.qmix.dueling,
-        plan_preference(scenario, config.qmix.trust),
-    )
+    qmix, scenario = checkpoint.config.qmix, scenario_from_config(checkpoint.config, 1.0)
+    sizes = (scenario.clients, observation_width(scenario), qmix.hidden, scenario.actions)
+    options = (qmix.share_parameters, qmix.dueling, plan_preference(scenario, qmix.trust))
+    agents = AgentNetworks(*sizes, [torch.Generator()], *options)
     found = checkpoint.tensors("agents")
     check_shapes(checkpoint.folder, found, agents.state_dict())
     agents.load_state_dict(found)
@@ -162,10 +148,8 @@ def trained_agents(config: Config) -> dict[str, Path]:
     raise not_allowed("allocation.checkpoint", given, "folders of different names")
 
 
-# --- agents that come with the package ----------------------------------------------------------
-
-
 def _shelf() -> Path:
+    """The folder of the agents that come with the package."""
     return Path(str(resources.files("fedfade"))) / "checkpoints"
 
 

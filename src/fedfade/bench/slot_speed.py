@@ -1,0 +1,160 @@
+"""What slots cost: the exact schedule, whole rounds under each policy, many clients.
+
+CPU time on one thread, and in `scale` also that of fading and of the Gram matrix.
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fedfade.allocation import (
+    BUILT_IN,
+    genie_bound,
+    load_policy,
+    max_sum_rate,
+    play_round,
+    sum_rate_nats,
+)
+from fedfade.bench.timing import Figures, cpu_seconds, machine, median_cpu_ms
+from fedfade.config import load_config
+from fedfade.device import one_thread
+from fedfade.radio import Cell, Channel, db_to_linear
+from fedfade.randomness import fold, normal, stream, uniform
+from fedfade.uplink import Round, Scenario, scenario_from_config
+
+SNRS_DB = (-10.0, 0.0, 10.0, 20.0)
+PAYLOAD_BITS = 9_932_960
+
+# What `scale` measures.
+CLIENTS = (10, 100, 1000, 10_000)
+SLOTS = 10
+LOW = "max-sum-rate at -10 dB"
+"""Where no certificate spares the search (docs/explanation/policies.md)."""
+POLICIES = ("block-fading-schedule", "shortest-remaining-first", "max-sum-rate", LOW)
+LIMIT_S = 20.0  # a policy that needs longer for its slots is not tried with more clients
+GRAM_WIDTH = 94_410  # parameters of the paper's CNN on digits
+GRAM_BYTES = 2**30  # no more than this for the updates of all clients
+
+
+@one_thread()
+def schedule(slots: int = 250, repeats: int = 5) -> Figures:
+    """Milliseconds a slot at N=10, C=4 for weak to strong clients; ratio to enumeration."""
+
+    def ms_per_slot(received: Tensor) -> float:
+        return median_cpu_ms(partial(max_sum_rate, received, 1.0), repeats) / slots
+
+    figures: Figures = {"clients": 10, "bands": 4, "slots": slots}
+    times = {snr_db: ms_per_slot(instances(snr_db, 10, 4, slots)) for snr_db in SNRS_DB}
+    figures |= {f"ms_per_slot_at_{snr_db:.0f}_db": ms for snr_db, ms in times.items()}
+    small = instances(0.0, 5, 3, slots)
+    few, exact = small[:25], ms_per_slot(small)
+    enumerated = median_cpu_ms(partial(best_by_enumeration, few), repeats) / len(few)
+    found = sum_rate_nats(few, max_sum_rate(few, 1.0))
+    return {
+        **figures,
+        # The headline is the slowest of them: weak clients, where sub-bands may be shared.
+        "ms_per_slot": max(times.values()),
+        "ms_per_slot_n5_c3": exact,
+        "ms_per_slot_n5_c3_enumerated": enumerated,
+        "ratio_to_enumeration_n5_c3": exact / enumerated,
+        "largest_gap_to_enumeration": float((best_by_enumeration(few) - found).max()),
+        **machine(),
+    }
+
+
+def instances(
+    snr_db: float, clients: int, bands: int, slots: int, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Received SNR under Rayleigh fading, 5 dB spread between clients: [slot, client, band]."""
+    keys = fold(stream(0, "bench schedule"), torch.arange(slots, device=device))
+    level = snr_db + 5.0 * normal(fold(keys, 1), (clients, 1))
+    return torch.pow(10.0, level / 10) * -torch.log(uniform(fold(keys, 2), (clients, bands)))
+
+
+def best_by_enumeration(received: Tensor) -> Tensor:
+    """The best sum rate over all (C+1)^N choices: [slot]."""
+    clients, bands = received.shape[-2:]
+    every = torch.tensor(list(itertools.product(range(-1, bands), repeat=clients)))
+    return torch.stack([sum_rate_nats(slot[None], every).max() for slot in received])
+
+
+@one_thread()
+def rounds(episodes: int = 20, repeats: int = 3) -> Figures:
+    """Slots a second for 20 episodes of 10 clients x 250 slots."""
+    scenario, alpha, draw = paper_cell(10)
+    channel_s = cpu_seconds(partial(draw, episodes))
+    played, keys = independent_round(alpha, draw(episodes)), torch.arange(episodes)
+    slots_per_s = {}
+    for name in BUILT_IN:
+        play = partial(play_round, load_policy(name), scenario, played, keys)
+        ms = median_cpu_ms(play, repeats)
+        slots_per_s[f"slots_per_s {name}"] = 1e3 * episodes * scenario.slots / ms
+    return {
+        "clients": scenario.clients,
+        "bands": scenario.bands,
+        "slots": scenario.slots,
+        "episodes": episodes,
+        "channel_s": channel_s,
+        **slots_per_s,
+        "genie_s": cpu_seconds(partial(genie_bound, scenario, played)),
+        **machine(),
+    }
+
+
+def paper_cell(clients: int) -> tuple[Scenario, Tensor, Callable[[int], Tensor]]:
+    """The paper's cell with so many clients: scenario, large-scale gains, fading of a round."""
+    config = load_config("paper")
+    scenario = replace(scenario_from_config(config, PAYLOAD_BITS), clients=clients)
+    trajectory = Cell(config.cell, config.radio, clients).trajectory([0], rounds=1)
+    channel = Channel(config.radio, config.cell, clients)
+
+    def draw(episodes: int) -> Tensor:  # [episode, slot, client, band]
+        return channel.small_scale_gain([0], 0, range(episodes), trajectory)[0]
+
+    return scenario, db_to_linear(trajectory.at(0).gain_db), draw
+
+
+def independent_round(alpha: Tensor, fading: Tensor) -> Round:
+    """A round whose updates are orthogonal, over fading [episode, slot, client, band]."""
+    episodes, _, clients, _ = fading.shape
+    inner = torch.eye(clients).expand(episodes, -1, -1)
+    return Round(alpha.expand(episodes, -1), fading, inner, torch.zeros(episodes))
+
+
+@one_thread()
+def scale() -> Figures:
+    """One cell with four sub-bands at growing numbers of clients."""
+    figures: Figures = {"bands": 4, "slots_timed": SLOTS}
+    tried = list(POLICIES)
+    for clients in CLIENTS:
+        scenario, alpha, draw = paper_cell(clients)
+        if clients <= 1000:
+            spent = cpu_seconds(partial(draw, 1))
+            figures[f"fading_ms_per_client_round {clients}"] = 1000 * spent / clients
+        for name, spent in _slots(replace(scenario, slots=SLOTS), alpha, tried).items():
+            figures[f"ms_per_slot {name} {clients}"] = 1000 * spent / SLOTS
+            # The next size has ten times the clients, so at least ten times the work.
+            if 10 * spent > LIMIT_S:
+                tried.remove(name)
+        if 4 * clients * GRAM_WIDTH <= GRAM_BYTES:
+            updates = torch.randn(clients, GRAM_WIDTH, generator=torch.Generator().manual_seed(0))
+            figures[f"gram_s {clients}"] = cpu_seconds(partial(torch.matmul, updates, updates.T))
+    return figures | machine()
+
+
+def _slots(scenario: Scenario, alpha: Tensor, names: list[str]) -> dict[str, float]:
+    """Seconds for a few slots under each policy, over Rayleigh fading."""
+    shape = (1, scenario.slots, scenario.clients, scenario.bands)
+    fading = -torch.log1p(-torch.rand(shape, generator=torch.Generator().manual_seed(0)))
+    low = torch.full_like(alpha, 0.1 * scenario.noise_w / scenario.full_power_w)
+    keys, spent = torch.zeros(1, dtype=torch.int64), {}
+    for name in names:
+        policy = load_policy(name.split()[0])
+        played = independent_round(low if name == LOW else alpha, fading)
+        play_round(policy, replace(scenario, slots=1), played, keys)  # warm up
+        spent[name] = cpu_seconds(partial(play_round, policy, scenario, played, keys))
+    return spent

@@ -1,0 +1,223 @@
+"""From YAML and `--set` to a checked tree; every fault becomes one sentence."""
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from importlib import resources
+from operator import getitem
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from fedfade.config.tree import Config
+from fedfade.errors import UserError, not_allowed, unknown
+from fedfade.storage import read_bytes
+
+_MAX_PRESET_BYTES = 100_000
+_PRESETS = resources.files("fedfade") / "presets"
+
+_BEFORE = {"learning.previous_update": "last"}
+"""What runs did before a field existed, where that is not its default. The configuration a run
+leaves behind names every field its version knew, so one it lacks is one of these."""
+
+
+def preset_names() -> list[str]:
+    """Names of the presets shipped with the package."""
+    files = [file.name for file in _PRESETS.iterdir()]
+    return sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml"))
+
+
+def preset_summary(name: str) -> str:
+    """The preset's own first comment line."""
+    return _preset_text(name).partition("\n")[0].removeprefix("#").strip()
+
+
+def load_config(
+    preset: str | Path = "paper", overrides: Iterable[str] = (), stored: bool = False
+) -> Config:
+    """A preset (shipped name, or path of a YAML file) with `section.field=value` overrides.
+
+    `stored`: the file is the config.yaml of a run, perhaps one of an older version.
+
+    >>> load_config("paper", ["radio.clusters=28"]).radio.clusters
+    28
+    """
+    try:
+        tree = parse_yaml(_preset_text(str(preset)))
+    except ValueError as error:
+        raise UserError(f"{str(preset)!r} is not valid YAML ({error}).") from None
+    if tree is None:
+        tree = {}
+    if not isinstance(tree, dict):
+        raise not_allowed(f"preset {str(preset)!r}", tree, "a mapping of sections to fields")
+    for override in overrides:
+        _apply_override(tree, override)
+    return config_from_tree(tree, stored)
+
+
+def config_from_tree(tree: object, stored: bool = False) -> Config:
+    """Check nested plain data; `stored`: a run left it, perhaps one of an older version."""
+    if not isinstance(tree, dict):
+        raise not_allowed("config", tree, "a mapping of sections to fields")
+    if stored:
+        for path, value in _BEFORE.items():
+            section, name = path.split(".")
+            fields = tree.get(section, {})
+            if isinstance(fields, dict) and name not in fields:
+                tree = tree | {section: fields | {name: value}}
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise _first_fault(error) from None
+
+
+def changed(config: Config, fields: Mapping[str, Any]) -> Config:
+    """The same configuration with other values in some fields.
+
+    >>> changed(load_config("paper"), {"radio.clusters": 28}).radio.clusters
+    28
+    """
+    tree = config.model_dump()
+    for path, value in fields.items():
+        *sections, name = path.split(".")
+        reduce(getitem, sections, tree)[name] = value
+    return config_from_tree(tree)
+
+
+def _preset_text(name: str) -> str:
+    if name in preset_names():
+        return (_PRESETS / f"{name}.yaml").read_text("utf-8")
+    if not name.endswith((".yaml", ".yml")):
+        known = ", ".join(preset_names())
+        raise not_allowed("preset", name, f"one of {known}, or the path of a .yaml file")
+    try:
+        return read_bytes(name, _MAX_PRESET_BYTES).decode("utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"preset {name!r} cannot be read: it is not UTF-8 text.") from None
+
+
+# --- YAML ------------------------------------------------------------------------------------
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """YAML without aliases: a few hundred bytes of them can unfold to gigabytes, or to a value
+    that holds itself. A key given twice is refused, for one of its values would be lost."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Refuse a reference to an anchor."""
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases, *name, are not read")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Refuse a second value for a key."""
+        seen = set()
+        for key, _ in node.value:
+            name = (key.tag, str(key.value))
+            if isinstance(key, yaml.ScalarNode) and name in seen:
+                line = key.start_mark.line + 1
+                raise yaml.YAMLError(f"line {line}: the key {key.value[:80]!r} is given twice")
+            seen.add(name)
+        return super().construct_mapping(node, deep)
+
+
+# YAML 1.1 wants a point and a signed exponent, and reads 3e9 and 5.4e6 as text.
+_PlainLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$", re.ASCII),
+    list("-+.0123456789"),
+)
+
+
+def parse_yaml(text: str) -> Any:
+    """Plain data from YAML; any fault is a ValueError with a short reason.
+
+    >>> parse_yaml("a: [1, two]")
+    {'a': [1, 'two']}
+    """
+    try:
+        return _PlainLoader(text).get_single_data()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        raise ValueError(f"line {mark.line + 1}" if mark else "its structure") from None
+    except yaml.YAMLError as error:
+        raise ValueError(str(error).partition("\n")[0]) from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except (ValueError, TypeError, OverflowError, AttributeError, KeyError):
+        # What constructors of dates, numbers and tags leave uncaught.
+        raise ValueError("a value is malformed") from None
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    path, separator, text = override.partition("=")
+    *sections, name = path.strip().split(".")
+    if not separator or not all([*sections, name]):
+        raise not_allowed("--set", override, "of the form section.field=value")
+    try:
+        value = parse_yaml(text)
+    except ValueError as error:
+        allowed = f"section.field=value with a valid YAML value ({error})"
+        raise not_allowed("--set", override, allowed) from None
+    for section in sections:
+        tree = tree.setdefault(section, {})
+        if not isinstance(tree, dict):
+            raise not_allowed("--set", override, f"a field; {section!r} has no fields below it")
+    tree[name] = value
+
+
+# --- what the tree refuses -------------------------------------------------------------------
+
+
+def _first_fault(error: ValidationError) -> UserError:
+    """The first fault as the standard sentence; of a union, all that would be allowed."""
+    faults = error.errors(include_url=False)
+    first = faults[0]
+    place = _place(first)
+    if first["type"] == "extra_forbidden":
+        parents = place[:-1]
+        model: Any = Config
+        for parent in parents:
+            model = model.model_fields[parent].annotation
+        where = ".".join(parents) or "the top level"
+        return unknown(".".join(place), "field", where, model.model_fields, quote="'")
+    allowed = dict.fromkeys(_allowed(fault) for fault in faults if _place(fault) == place)
+    return not_allowed(".".join(place), first.get("input"), " or ".join(allowed))
+
+
+def _place(fault: ErrorDetails) -> list[str]:
+    """Where it is, without the types of a union's members, which pydantic names too."""
+    if fault["type"] == "extra_forbidden":  # ends in a key of the user's
+        return [str(part) for part in fault["loc"]]
+    tags = ("constrained-float", "float", "int")
+    parts = [str(part) for part in fault["loc"]]
+    return [part for part in parts if "[" not in part and part not in tags]
+
+
+_ALLOWED = {
+    "greater_than": "greater than {gt:g}",
+    "greater_than_equal": "at least {ge:g}",
+    "less_than": "less than {lt:g}",
+    "less_than_equal": "at most {le:g}",
+    "too_short": "a list of at least {min_length} entry",  # no list needs more
+    "too_long": "a list of at most {max_length} entries",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "model_type": "a mapping of fields",
+}
+
+
+def _allowed(fault: ErrorDetails) -> str:
+    context = fault.get("ctx", {})
+    if fault["type"] == "literal_error":
+        choices = str(context["expected"])
+        return f"one of {choices}" if " or " in choices else choices
+    words = _ALLOWED.get(fault["type"])
+    return words.format(**context) if words else fault["msg"].lower()

@@ -1,0 +1,412 @@
+"""The typed tree: every setting a run depends on, its default, what it may be, what it means.
+
+The defaults are the paper's. A field's description is its documentation: `fedfade config PRESET`
+prints it beside the value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log10
+from numbers import Integral
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import CoreSchema, core_schema
+
+from fedfade.errors import not_allowed
+from fedfade.seams import CODECS, FADING, PARTS, SERVER_RULES, Seam
+
+SILENT_DBM = -100.0
+"""A power level at or below this means: do not send (the paper's -100 dBm)."""
+
+Precision = Literal["fp32", "tf32", "bf16"]
+
+# --- kinds of fields -------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+
+def _is(default: T, meaning: str, **limits: Any) -> T:
+    """A field's default (pydantic copies a list), its meaning, and the range it must be in."""
+    return Field(default, description=meaning, **limits)  # type: ignore[no-any-return]
+
+
+def _whole_to_int(value: object) -> object:
+    """People write 1e4 for ten thousand, and NumPy has integers of its own."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Integral) or (isinstance(value, float) and value.is_integer()):
+        return int(value)
+    return value
+
+
+@dataclass(frozen=True)
+class Named:
+    """Marks text that names an implementation of a seam: built in, installed or module:factory."""
+
+    seam: Seam
+
+    def __get_pydantic_core_schema__(self, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.seam.check, handler(kind))
+
+
+CodecName = Annotated[str, Named(CODECS)]
+ServerRuleName = Annotated[str, Named(SERVER_RULES)]
+FadingName = Annotated[str, Named(FADING)]
+PartName = Annotated[str, Named(PARTS)]
+# Ranges are wider than anything sensible and narrow enough that no power, rate or time leaves
+# what float32 can hold.
+Whole = Annotated[int, BeforeValidator(_whole_to_int)]
+Count = Annotated[Whole, Field(ge=1, le=10**9)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Decibel = Annotated[float, Field(ge=-100, le=100)]
+Spread = Annotated[float, Field(ge=0, le=60)]
+Rate = Annotated[float, Field(gt=0, le=1e6)]
+Weight = Annotated[float, Field(ge=0, le=1e6)]
+Seconds = Annotated[float, Field(ge=0, le=1e6)]
+Metres = Annotated[float, Field(ge=0.01, le=1e6)]
+
+
+class _Branch(BaseModel):
+    # Strict: text is no number, and neither is `true`, which would count as 1.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, strict=True, allow_inf_nan=False
+    )
+
+
+# --- the tree --------------------------------------------------------------------------------
+
+
+class RadioConfig(_Branch):
+    """What a slot of the uplink looks like."""
+
+    source: FadingName = _is("clustered", "where small-scale fading comes from")
+    traces: str | None = _is(None, "folder or .npz of recorded gains; needed by source: traces")
+    carrier_hz: float = _is(3.5e9, "carrier frequency", ge=1e8, le=1e12)
+    bandwidth_hz: float = _is(5e6, "bandwidth of one sub-band (paper: B)", ge=1, le=1e12)
+    subbands: Whole = _is(4, "shared sub-bands (paper: C)", ge=1, le=64)
+    subband_gain: Literal["average", "centre"] = _is(
+        "average", "a sub-band's gain: mean over its subcarriers, or at its centre"
+    )
+    subcarriers: Whole = _is(25, "frequencies a sub-band average is taken over", ge=1, le=1000)
+    clusters: Whole = _is(
+        21,
+        "clusters of the fading (paper: n_c), counted as QuaDRiGa does: the direct path, absent "
+        "here, is one of them",
+        ge=2,
+        le=10_000,
+    )
+    cluster_draw: Literal["quadriga", "tr38901"] = _is(
+        "quadriga", "how clusters are drawn: as QuaDRiGa does, or clause 7.5 to the letter"
+    )
+    speed_mps: float = _is(
+        18.12, "client speed; 18.12 m/s makes 0.423/f_D the paper's slot of 2 ms", ge=0, le=1e4
+    )
+    slot_s: float = _is(0.002, "length of a slot (paper: T_d)", ge=1e-9, le=1e3)
+    slots: Whole = _is(250, "slots in a round (paper: T_s)", ge=1, le=100_000)
+    power_levels_dbm: list[float] = _is(
+        [23.0, 10.0, 5.0, SILENT_DBM],
+        "transmit power levels; -100 or less means silent",
+        min_length=1,
+        max_length=32,
+    )
+    noise_density_dbm_hz: float = _is(-174.0, "thermal noise density", ge=-200, le=0)
+    noise_figure_db: Decibel = _is(5.0, "receiver noise figure")
+    antenna_gain_dbi: Decibel = _is(8.0, "base-station antenna gain")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RadioConfig:
+        if self.source == "traces" and self.traces is None:
+            raise not_allowed("radio.traces", "null", "a path when radio.source is 'traces'")
+        if self.source != "traces" and self.traces is not None:
+            raise not_allowed("radio.traces", self.traces, "null unless radio.source is 'traces'")
+        levels = self.power_levels_dbm
+        for wrong, allowed in (
+            (max(levels) <= SILENT_DBM, "a list with at least one level above -100 dBm"),
+            (max(levels) > 60, "levels of at most 60 dBm"),
+            (min(levels) > SILENT_DBM, "a list with a silent level (-100 or less)"),
+        ):
+            if wrong:
+                raise not_allowed("radio.power_levels_dbm", levels, allowed)
+        if self.bandwidth_hz * self.subbands >= self.carrier_hz:
+            allowed = "so narrow that all sub-bands together stay below radio.carrier_hz"
+            raise not_allowed("radio.bandwidth_hz", self.bandwidth_hz, allowed)
+        return self
+
+    @property
+    def noise_dbm(self) -> float:
+        """Noise power in one sub-band."""
+        return self.noise_density_dbm_hz + 10 * log10(self.bandwidth_hz) + self.noise_figure_db
+
+    @property
+    def full_level(self) -> int:
+        """Index of the strongest power level."""
+        return self.power_levels_dbm.index(max(self.power_levels_dbm))
+
+    @property
+    def silent_level(self) -> int:
+        """Index of the first silent level."""
+        return next(i for i, level in enumerate(self.power_levels_dbm) if level <= SILENT_DBM)
+
+
+class CellConfig(_Branch):
+    """Where clients are and how they move between rounds."""
+
+    placement: Literal["waypoint", "fixed", "redraw", "ring"] = _is(
+        "waypoint",
+        "clients walk (waypoint), stay (fixed), are placed anew every round (redraw) or on a ring",
+    )
+    side_m: Metres = _is(500.0, "side of the hexagonal cell")
+    min_distance_m: float = _is(10.0, "no client is nearer to the antenna", ge=0, le=1e6)
+    bs_height_m: float = _is(10.0, "height of the base station", ge=1.5, le=1e4)
+    client_height_m: float = _is(1.5, "height of the clients", ge=1.5, le=22.5)
+    round_s: Seconds = _is(1.0, "time between rounds, in which clients move")
+    shadowing_db: Spread = _is(7.82, "standard deviation of shadowing")
+    shadowing_decorrelation_m: Metres = _is(
+        13.0, "distance over which shadowing falls to 1/e correlation"
+    )
+    ring_snr_db: Decibel = _is(20.0, "placement ring: mean SNR of every client at full power")
+    ring_spread_db: Spread = _is(
+        0.0, "placement ring: standard deviation of the gain, drawn anew every round"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> CellConfig:
+        if self.min_distance_m >= self.side_m * 3**0.5 / 2:
+            allowed = "less than the hexagon's inner radius"
+            raise not_allowed("cell.min_distance_m", self.min_distance_m, allowed)
+        return self
+
+
+class LearningConfig(_Branch):
+    """The federated learning task."""
+
+    clients: Whole = _is(10, "clients (paper: N)", ge=1, le=1000)
+    data: str = _is("cifar10", "digits, cifar10, or a path to .npz files with images and labels")
+    data_dir: str | None = _is(None, "folder of the data sets; FEDFADE_DATA when null")
+    partition: Literal["dirichlet", "iid", "shards"] = _is(
+        "dirichlet", "how samples are dealt to clients"
+    )
+    alpha: float = _is(
+        0.5, "Dirichlet concentration: small means clients with few classes", ge=0.001, le=1e6
+    )
+    shards_per_client: Whole = _is(2, "partition shards: shards a client gets", ge=1, le=1_000_000)
+    model: str = _is("cnn", "cnn (the paper's), or module:factory of your own")
+    local_unit: Literal["step", "epoch"] = _is(
+        "step", "what local_work counts: mini-batch steps or passes over the data"
+    )
+    local_work: Whole = _is(3, "local steps or epochs a round (paper: E)", ge=1, le=100_000)
+    batch_size: Whole = _is(50, "mini-batch size (paper: B_D)", ge=1, le=10_000_000)
+    local_rate: Rate = _is(0.01, "clients' learning rate (paper: eta_l)")
+    global_rate: Rate = _is(1.0, "server's learning rate (paper: eta_g)")
+    proximal: Weight = _is(0.0, "FedProx weight; 0 is FedAvg")
+    codec: CodecName = _is("none", "how an update becomes the bits that are sent")
+    server: ServerRuleName = _is("mean", "what the server does with what arrived")
+    server_momentum: float = _is(
+        0.0, "momentum of the server update; above 0, server mean is momentum", ge=0, lt=1
+    )
+    previous_update: Literal["broadcast", "last"] = _is(
+        "broadcast",
+        "g_(t-1) after a round in which nobody delivered: 0, the difference of two broadcast "
+        "models (paper), or the last update there was",
+    )
+    weighting: Literal["equal", "samples"] = _is(
+        "equal", "weights of the average: equal (paper: 1/N) or by sample count"
+    )
+    payload_bits: Annotated[float, Field(ge=1e-20, le=1e20)] | Literal["auto"] = _is(
+        9_932_960, "bits a client must deliver (paper: S); auto: what the codec sends"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> LearningConfig:
+        if self.server == "momentum" and not self.server_momentum:
+            allowed = "greater than 0 when learning.server is 'momentum'"
+            raise not_allowed("learning.server_momentum", self.server_momentum, allowed)
+        return self
+
+
+class RewardConfig(_Branch):
+    """Weights of the slot reward; the defaults make both parts of order 1 a round."""
+
+    convergence: Weight = _is(1.0, "weight of the convergence part (lambda_c)")
+    rate: Weight = _is(
+        1.0, "weight of the sum rate (lambda_t), a round at 1 payload per sub-band being 1"
+    )
+    delivered: Weight = _is(0.1, "reward for a delivered client (lambda_1)")
+    deviation: Weight = _is(
+        0.002,
+        "cost of the squared summed deviation (lambda_2), in units of the round's mean square",
+    )
+
+
+class AllocationConfig(_Branch):
+    """Who sends where: the policies compared, what agents see, what they are paid for."""
+
+    policies: list[str] = _is(
+        [
+            "random",
+            "max-individual-rate",
+            "block-fading-schedule",
+            "max-sum-rate",
+            "shortest-remaining-first",
+            "perfect",
+        ],
+        "policies `fedfade compare` runs; built-in names or module:factory",
+        min_length=1,
+    )
+    checkpoint: str | list[str] | None = _is(
+        None,
+        "folder of fedfade train; its agents are compared as policy qmix, those of several by "
+        "folder: qmix-seed-0, ...",
+    )
+    observe: list[PartName] = _is(
+        ["alphas", "fading", "remaining", "slots_left", "deviation", "round"],
+        "parts of an agent's observation, in order",
+        min_length=1,
+    )
+    csi_delay_slots: Whole = _is(
+        0, "age of what `others_fading` shows; 0 dB before that", ge=0, le=100_000
+    )
+    hide: list[Literal["gradient", "fading"]] = _is(
+        [], "ablation: these observations are set to 1 in training and test"
+    )
+    reward: RewardConfig = _is(RewardConfig(), "slot reward")
+
+    @field_validator("checkpoint", mode="before")
+    @classmethod
+    def _folders(cls, given: object) -> object:
+        listed = given if isinstance(given, list) and given else [given]
+        if given is not None and not all(isinstance(one, str) for one in listed):
+            raise not_allowed("allocation.checkpoint", given, "a folder or a list of folders")
+        return given
+
+    @model_validator(mode="after")
+    def _consistent(self) -> AllocationConfig:
+        for field in ("policies", "observe", "hide"):
+            names = getattr(self, field)
+            if len(set(names)) != len(names):
+                raise not_allowed(f"allocation.{field}", names, "a list without repetitions")
+        return self
+
+
+class QmixConfig(_Branch):
+    """Training of the agents (paper: table II)."""
+
+    mixer: Literal["qmix", "qplex", "vdn", "independent"] = _is(
+        "qmix",
+        "how agents' values combine: monotonic mixing, duplex dueling, a sum, or not",
+    )
+    share_parameters: bool = _is(False, "one network for all agents, told apart by an agent id")
+    hidden: list[Annotated[Whole, Field(ge=1, le=100_000)]] = _is(
+        [250, 120, 120], "hidden layers of an agent network", min_length=1, max_length=32
+    )
+    mixing_width: Whole = _is(32, "hidden units of the mixing network", ge=1, le=10_000)
+    hypernet_width: Whole = _is(64, "hidden units of the hypernetworks", ge=1, le=10_000)
+    agent_rate: Rate = _is(1e-5, "RMSProp rate of the agent networks")
+    mixer_rate: Rate = _is(5e-4, "RMSProp rate of the mixer")
+    gamma: Share = _is(0.95, "discount factor")
+    trust: Weight = _is(
+        0.0,
+        "agents leave their plan (observation `reservation`) only for this much more value",
+    )
+    advance: Weight = _is(
+        0.0,
+        "potential-based reward while training: paid for the share of a payload sent, taken back "
+        "when a client finishes or the round ends",
+    )
+    dueling: bool = _is(
+        False,
+        "an agent has an output for a slot's value, others for what actions add; all start at 0",
+    )
+    n_step: Whole = _is(1, "slots of reward summed before bootstrapping", ge=1, le=100_000)
+    replay_size: Count = _is(10_000, "transitions kept")
+    batch_size: Count = _is(512, "transitions in an update")
+    update_every: Count = _is(30, "slots stored between two updates")
+    target_every: Count = _is(
+        6300,
+        "slots stored between target copies (paper: 210, read as updates; read as slots, values "
+        "diverge where clients walk)",
+    )
+    gradients: str = _is(
+        "learning",
+        "gradients in training: learning (real federated rounds), synthetic, or a recording (.npz)",
+    )
+    evaluate_every: Count = _is(20, "federated rounds between test accuracies while training")
+    episodes: Whole = _is(30_000, "training episodes", ge=1, le=10**12)
+    parallel_episodes: Whole = _is(20, "episodes played side by side", ge=1, le=1_000_000)
+    epsilon_start: Share = _is(1.0, "exploration at the first episode")
+    epsilon_end: Share = _is(0.001, "exploration after epsilon_episodes")
+    epsilon_episodes: Whole = _is(20_000, "episodes of linear decay", ge=1, le=10**12)
+    payload_start: float = _is(
+        1.0,
+        "share of its payload a client has to send in the first training episode (the rest counts "
+        "as sent); plans stay those of a whole payload",
+        gt=0,
+        le=1,
+    )
+    payload_episodes: Whole = _is(
+        10_000, "episodes in which that share rises to 1", ge=1, le=10**12
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> QmixConfig:
+        size = f"qmix.replay_size = {self.replay_size}"
+        if self.batch_size > self.replay_size:
+            raise not_allowed("qmix.batch_size", self.batch_size, f"at most {size}")
+        rows = -(-self.replay_size // self.parallel_episodes)  # slots of all episodes
+        if self.n_step > rows:
+            allowed = (
+                f"at most {rows}, the slots in {size} transitions of qmix.parallel_episodes = "
+                f"{self.parallel_episodes}"
+            )
+            raise not_allowed("qmix.n_step", self.n_step, allowed)
+        return self
+
+
+class RunConfig(_Branch):
+    """How long, how often, on what."""
+
+    seed: Whole = _is(0, "first seed; run i uses seed + i", ge=0, lt=2**31)
+    seeds: Whole = _is(5, "independent repetitions", ge=1, le=1000)
+    rounds: Whole = _is(100, "federated rounds (paper: T)", ge=1, le=1_000_000)
+    episodes_per_round: Whole = _is(
+        20, "training episodes on one round; the last decides the update", ge=1, le=1_000_000
+    )
+    repeat_fading: bool = _is(False, "the episodes of a round see the same small-scale fading")
+    evaluate_every: Count = _is(1, "rounds between evaluations of the model")
+    checkpoint_s: Seconds = _is(20.0, "seconds between checkpoints")
+    device: Literal["auto", "cpu", "cuda"] = _is("auto", "auto: CUDA when there is one")
+    precision: Precision = _is(
+        "fp32", "tf32 for all matrix products on CUDA; bf16 for local training, on a CPU too"
+    )
+
+
+class Config(_Branch):
+    """The whole tree."""
+
+    radio: RadioConfig = _is(RadioConfig(), "the uplink")
+    cell: CellConfig = _is(CellConfig(), "clients in the cell")
+    learning: LearningConfig = _is(LearningConfig(), "the FL task")
+    allocation: AllocationConfig = _is(AllocationConfig(), "policies, observations, reward")
+    qmix: QmixConfig = _is(QmixConfig(), "training of agents")
+    run: RunConfig = _is(RunConfig(), "length, seeds, device")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
+        if self.qmix.trust and "reservation" not in self.allocation.observe:
+            allowed = "0 unless allocation.observe has 'reservation'"
+            raise not_allowed("qmix.trust", self.qmix.trust, allowed)
+        walk_m = self.radio.speed_mps * self.cell.round_s * self.run.rounds
+        if self.cell.placement == "waypoint" and walk_m > 1e5 * self.cell.side_m:
+            allowed = "so short that clients walk at most 100,000 times cell.side_m in run.rounds"
+            raise not_allowed("cell.round_s", self.cell.round_s, allowed)
+        return self

@@ -1,0 +1,190 @@
+"""The uplink as a PettingZoo environment: one agent a client, one step a slot.
+
+A thin face on the batched core with a batch of one. Episodes follow each other as in training:
+`run.episodes_per_round` of them on the same federated round, the last of which decides who is
+averaged, then the next round.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.utils import seeding
+from numpy.typing import NDArray
+from pettingzoo import ParallelEnv
+
+from fedfade.config import Config
+from fedfade.errors import UserError, not_allowed
+from fedfade.uplink.gradients import gradient_source
+from fedfade.uplink.observation import (
+    fill_observation,
+    fill_state,
+    observation_width,
+    state_width,
+    static_observation,
+)
+from fedfade.uplink.parts import BOUND
+from fedfade.uplink.reward import normalised_inner, slot_reward
+from fedfade.uplink.rounds import Rounds
+from fedfade.uplink.slot import decode_action, play_slot, slot_gain, start_round
+
+ID = "fedfade/uplink-v0"
+"""The number goes up when results on the same seed could change."""
+
+_MAX_SEED = 2**31
+
+Dicts = dict[str, Any]
+
+
+def _box(width: int) -> spaces.Box:
+    return spaces.Box(-BOUND, BOUND, (width,), np.float32)
+
+
+class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[misc]
+    """Clients sharing sub-bands; all get the same reward, and all stop at the deadline."""
+
+    metadata = {  # noqa: RUF012 - PettingZoo's attribute
+        "name": ID,
+        "render_modes": ["rgb_array"],
+        "is_parallelizable": True,
+        "render_fps": 10,
+    }
+
+    def __init__(self, config: Config, render_mode: str | None = None) -> None:
+        self.config = config
+        self.render_mode = render_mode
+        if render_mode != "human":  # PettingZoo's render_test makes one, whatever is offered
+            self._check_render_mode()
+        self._gradients = gradient_source(config)
+        self._rounds = self._new_rounds(0)
+        self.scenario = scenario = self._rounds.scenario
+        self.possible_agents = [f"client_{n}" for n in range(scenario.clients)]
+        self.agents: list[str] = []
+        everybody, width = self.possible_agents, observation_width(scenario)
+        self.observation_spaces = {agent: _box(width) for agent in everybody}
+        self.action_spaces = {agent: spaces.Discrete(scenario.actions) for agent in everybody}
+        self.state_space = _box(state_width(scenario))
+        self._random: np.random.Generator | None = None
+        self._episode = -1
+        self._progress = start_round(scenario, 1)
+        self._open = False  # an episode has begun whose outcome the federated task awaits
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        """The same object at every call."""
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        """The same object at every call."""
+        return self.action_spaces[agent]
+
+    def reset(
+        self, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Dicts, Dicts]:
+        """Begin an episode; with a seed, begin again at the first episode of the first round."""
+        self._check_render_mode()
+        if seed is not None or self._random is None:
+            self._random, _ = seeding.np_random(seed)
+            self._rounds = self._new_rounds(int(self._random.integers(_MAX_SEED)))
+            self._episode = -1
+        elif self._open:
+            self._rounds.deliver(self._episode, self._progress.finished[:, None])
+        self._episode += 1
+        self._open = True
+        self._round = self._rounds.round(self._episode)
+        self._static = static_observation(self.scenario, self._round)
+        self._normalised = normalised_inner(self._round.inner)
+        self._progress = start_round(self.scenario, 1)
+        self._slot = 0
+        shape = (self.scenario.slots, self.scenario.bands, self.scenario.clients)
+        self._rate_bps = np.zeros(shape, dtype=np.float32)  # so far
+        self.agents = list(self.possible_agents)
+        return self._observe(), self._infos()
+
+    def step(self, actions: Mapping[str, int]) -> tuple[Dicts, Dicts, Dicts, Dicts, Dicts]:
+        """One slot. The deadline ends the episode: nothing can be delivered after it."""
+        self._check_begun("step")
+        if not self.agents:
+            return {}, {}, {}, {}, {}
+        scenario, before = self.scenario, self._progress
+        action = decode_action(scenario, self._choices(actions))
+        gain = slot_gain(self._round, self._slot)
+        self._progress, result = play_slot(scenario, before, gain, action)
+        reward = float(slot_reward(scenario, self._normalised, before, self._progress, result)[0])
+        band, everybody = action.band[0].numpy(), np.arange(scenario.clients)
+        self._rate_bps[self._slot, band, everybody] = result.rate_bps[0].numpy()
+        self._slot += 1
+        ended = self._slot == scenario.slots
+        if ended:
+            self._rounds.deliver(self._episode, self._progress.finished[:, None])
+            self._open = False
+        agents, self.agents = self.agents, [] if ended else self.agents
+        rewards, ends, cuts = (dict.fromkeys(agents, value) for value in (reward, ended, False))
+        return self._observe(), rewards, ends, cuts, self._infos()
+
+    def state(self) -> NDArray[np.float32]:
+        """What a central critic or mixer may see."""
+        self._check_begun("state")
+        blank = self._static.state[self._shown_slot].clone()
+        filled = fill_state(self.scenario, blank, self._progress)[0]
+        return np.asarray(filled.numpy(), dtype=np.float32)
+
+    def render(self) -> NDArray[np.uint8] | None:
+        """The round so far: who sends where, and how far everybody is."""
+        if self.render_mode is None:
+            return None
+        self._check_begun("render")
+        from fedfade.uplink.round_so_far import pixels, round_so_far_figure
+
+        share = 1.0 - self._progress.remaining_bits[0].numpy() / self.scenario.payload_bits
+        return pixels(round_so_far_figure(self._rate_bps, share.clip(0.0, 1.0), self._slot))
+
+    def _check_render_mode(self) -> None:
+        if self.render_mode not in (None, "rgb_array"):
+            raise not_allowed("render_mode", self.render_mode, "None or 'rgb_array'")
+
+    def _check_begun(self, asked: str) -> None:
+        if self._random is None:
+            raise UserError(f"{asked}() has no episode yet: call reset first.")
+
+    @property
+    def _shown_slot(self) -> int:
+        """After the deadline the last slot's gains stay in view."""
+        return min(self._slot, self.scenario.slots - 1)
+
+    def _new_rounds(self, seed: int) -> Rounds:
+        return Rounds(self.config, self._gradients, episodes=1, seeds=[seed])
+
+    def _observe(self) -> Dicts:
+        blank = self._static.observation[self._shown_slot].clone()
+        filled = fill_observation(self.scenario, blank, self._progress)[:, 0].numpy()
+        return dict(zip(self.possible_agents, filled, strict=True))
+
+    def _infos(self) -> Dicts:
+        number, finished = int(self._round.number[0]), self._progress.finished[0].tolist()
+        infos = [{"delivered": done, "round": number} for done in finished]
+        return dict(zip(self.possible_agents, infos, strict=True))
+
+    def _choices(self, actions: Mapping[str, int]) -> torch.Tensor:
+        """One number an agent, checked: [1, client]."""
+        missing = [agent for agent in self.agents if agent not in actions]
+        if missing:
+            raise UserError(f"no action for {missing[0]}: every client must act in every slot.")
+        unknown = [agent for agent in actions if agent not in self.action_spaces]
+        if unknown:
+            known = f"one of client_0 to {self.possible_agents[-1]}"
+            raise not_allowed("agent of an action", unknown[0], known)
+        return torch.tensor([[self._choice(agent, actions[agent]) for agent in self.agents]])
+
+    def _choice(self, agent: str, action: Any) -> int:
+        """The action as a number; nothing is rounded, for 1.5 is a mistake and not a 1."""
+        try:
+            number = int(action)
+            allowed = number == action and 0 <= number < self.scenario.actions
+        except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a long tensor
+            allowed = False
+        if not allowed:
+            choices = f"a whole number between 0 and {self.scenario.actions - 1}"
+            raise not_allowed(f"action of {agent}", action, choices)
+        return number
