@@ -62,15 +62,19 @@ def _link(page: Page, link: re.Match[str]) -> str:
     return f"{image}[{text}]({relative}{hash_}{anchor})"
 
 
-class Doctests(griffe.Extension):
-    """Examples in docstrings become blocks of code; Markdown would read `>>>` as a quotation."""
+class Docstrings(griffe.Extension):
+    """The source as the page on Python shows it."""
 
     def on_instance(self, *, obj: griffe.Object, **_: object) -> None:
+        """An example becomes a block of code; Markdown would read `>>>` as a quotation."""
         if obj.docstring is not None:
-            fenced = re.sub(
-                r"^(>>> (?:.+\n?)+)", r"```pycon\n\1\n```\n", obj.docstring.value, flags=re.M
-            )
-            obj.docstring.value = fenced
+            example = re.compile(r"^(>>> (?:.+\n?)+)", re.M)
+            obj.docstring.value = example.sub(r"```pycon\n\1\n```\n", obj.docstring.value)
+
+    def on_module(self, *, mod: griffe.Module, **_: object) -> None:
+        """What a package's front door imports is its public face."""
+        if mod.is_init_module and mod.exports is None:
+            mod.exports = [name for name, member in mod.members.items() if member.is_alias]
 
 
 def fields() -> Iterator[str]:
@@ -129,7 +133,8 @@ def _parameter(parameter: click.Parameter, context: click.Context) -> str:
         names = ", ".join([*parameter.opts, *parameter.secondary_opts])
     default = parameter.get_default(context)
     shown = "" if default in (None, False, (), []) or callable(default) else f"`{_cell(default)}`"
-    return f"| `{names}` | {shown} | {_cell(getattr(parameter, 'help', '') or '')} |"
+    about = getattr(parameter, "help", None) or getattr(parameter, "_purpose", "")
+    return f"| `{names}` | {shown} | {_cell(about)} |"
 
 
 def _help(text: str | None) -> str:

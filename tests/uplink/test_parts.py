@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from fedfade.agents.policy import scope_of
 
 from fedfade import seams
+from fedfade.agents import scope_of
 from fedfade.agents.export import normalisation
 from fedfade.allocation import load_policy, play_round
 from fedfade.config import Config, load_config

@@ -3,8 +3,8 @@
     E[F(w_{t+1})] - F(w_t) <= C1 |grad F(w_t)|^2 + C2 E|gbar - g|^2 + C3       (paper: eq. 25)
 
 gbar is the average of all clients' updates (paper: eq. 17), g that of the delivered ones
-(paper: eq. 16). docs/explanation/theory.md proves the bound again, says where the printed proof slips, and
-derives `rescaled_constants`.
+(paper: eq. 16). docs/explanation/theory.md proves the bound again, says where the printed proof
+slips, and derives `rescaled_constants`.
 """
 
 import math
