@@ -29,7 +29,7 @@ coverage: .venv/tools
 	$(PYTEST) --cov
 
 docs: .venv/tools
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lint: .venv/tools
 	$(BIN)/ruff check .
@@ -56,7 +56,7 @@ soak: .venv/installed
 	touch $@
 
 .venv/tools: .venv/installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,flower,ray,peers]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,flower,ray,peers,docs]"
 	touch $@
 
 clean:

@@ -14,10 +14,9 @@ import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from pydantic import BaseModel
 
 from fedfade.cli import app
-from fedfade.config import Config
+from fedfade.config import Config, render_config
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = {
@@ -78,30 +77,19 @@ class Docstrings(griffe.Extension):
 
 
 def fields() -> Iterator[str]:
-    """Every field of the configuration: a table for each branch."""
-    for name, field in Config.model_fields.items():
-        assert isinstance(field.annotation, type)
-        yield from _branch(name, field.annotation)
-
-
-def _branch(name: str, branch: type[BaseModel]) -> Iterator[str]:
-    yield f"\n## `{name}`\n\n{branch.__doc__}\n\n| field | default | meaning |\n|---|---|---|"
-    inner = []
-    for field, info in branch.model_fields.items():
-        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
-            inner.append((f"{name}.{field}", info.annotation))
+    """Every field of the configuration, as `fedfade config` prints it: a table for each branch."""
+    path: list[str] = []
+    for line in render_config(Config()).splitlines():
+        indent, name, value, meaning = _FIELD.fullmatch(line).groups()  # type: ignore[union-attr]
+        path = [*path[: len(indent) // 2], name]
+        if value is None:
+            yield f"\n## `{'.'.join(path)}`\n\n{meaning.capitalize()}.\n"
+            yield "| field | default | meaning |\n|---|---|---|"
         else:
-            default = "required" if info.is_required() else _cell(_plain(info.get_default()))
-            yield f"| `{name}.{field}` | `{default}` | {_cell(info.description or '')} |"
-    for place, kind in inner:
-        yield from _branch(place, kind)
+            yield f"| `{'.'.join(path)}` | `{_cell(value)}` | {_cell(meaning)} |"
 
 
-def _plain(value: object) -> object:
-    """A default as YAML would show it."""
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(str(item) for item in value)}]"
-    return {None: "null", True: "true", False: "false", "": "''"}.get(value, value)  # type: ignore[call-overload]
+_FIELD = re.compile(r"( *)(\w+):(?: (.+?))?  # (.*)")
 
 
 def _cell(text: object) -> str:
@@ -132,7 +120,8 @@ def _parameter(parameter: click.Parameter, context: click.Context) -> str:
     if isinstance(parameter, click.Option):
         names = ", ".join([*parameter.opts, *parameter.secondary_opts])
     default = parameter.get_default(context)
-    shown = "" if default in (None, False, (), []) or callable(default) else f"`{_cell(default)}`"
+    unset = default is None or default is False or default in ((), []) or callable(default)
+    shown = "" if unset else f"`{_cell(default)}`"
     about = getattr(parameter, "help", None) or getattr(parameter, "_purpose", "")
     return f"| `{names}` | {shown} | {_cell(about)} |"
 
