@@ -5,5 +5,5 @@ they stopped), boils it down to small CSV files, and draws figures, facts (JSON)
 tables (Markdown) from those alone.
 """
 
-from fedfade.studies.paper.parts import PARTS, Reproduce, reproduce
+from fedfade.studies.paper.reproduction import PARTS, Reproduce, reproduce
 from fedfade.studies.paper.setting import SCALES, Grid, Setting, checked_setting
