@@ -12,7 +12,7 @@ import torch
 
 from fedfade.agents import ClientNetwork, Trainer, save, train
 from fedfade.agents.export import export_agents, normalisation
-from fedfade.agents.scalars import ScalarWriter
+from fedfade.agents.run import ScalarWriter
 from fedfade.config import load_config
 from fedfade.seams import PARTS
 from fedfade.uplink import observation_width, observe, scenario_from_config, start_round

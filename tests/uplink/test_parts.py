@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from fedfade.agents.policy import scope_of
 
 from fedfade import seams
 from fedfade.agents.export import normalisation
+from fedfade.agents.trained import scope_of
 from fedfade.allocation import load_policy, play_round
 from fedfade.config import Config, load_config
 from fedfade.errors import UserError

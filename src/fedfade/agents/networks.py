@@ -70,7 +70,6 @@ class AgentNetworks(nn.Module):
             nn.init.zeros_(self.biases[-1])
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Values of every action for every agent."""
         return self.layers(observation)[-1]
 
     def choose(self, observation: Tensor, values: Tensor) -> Tensor:
@@ -172,7 +171,6 @@ class StackedLinear(nn.Module):
         self.bias = nn.Parameter(_initial((1, 1, fan_out), fan_in, generators))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x W + b."""
         return torch.bmm(x, self.weight) + self.bias
 
 

@@ -108,11 +108,7 @@ def partition_id(context: Context) -> int:
 def question_content(config_json: str, payload_bits: float, seen: Seen) -> RecordDict:
     """A message to one client."""
     tensors = {f.name: getattr(seen, f.name) for f in fields(Seen) if f.name != "client"}
-    question = {
-        "config": config_json,
-        "payload-bits": repr(payload_bits),
-        PARTITION: seen.client,
-    }
+    question = {"config": config_json, "payload-bits": repr(payload_bits), PARTITION: seen.client}
     return RecordDict({QUESTION: ConfigRecord(question), SEEN: pack(tensors)})
 
 
