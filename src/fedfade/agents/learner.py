@@ -42,7 +42,7 @@ class Flat:
             parameter.grad = gradient
 
     def _views(self, vector: Tensor) -> list[Tensor]:
-        pieces = vector.split([_aligned(shape.numel()) for shape in self._shapes])
+        pieces = torch.split(vector, [_aligned(shape.numel()) for shape in self._shapes])
         shaped = zip(pieces, self._shapes, strict=True)
         return [piece[: shape.numel()].view(shape) for piece, shape in shaped]
 
@@ -54,7 +54,7 @@ class Flat:
     def put(self, vector: Tensor, run: int, alone: Tensor) -> None:
         """The reverse of `take`."""
         parts = [view.chunk(self.runs)[run] for view in self._views(vector)]
-        pieces = alone.split([_aligned(part.numel()) for part in parts])
+        pieces = torch.split(alone, [_aligned(part.numel()) for part in parts])
         for part, piece in zip(parts, pieces, strict=True):
             part.copy_(piece[: part.numel()].view(part.shape))
 
