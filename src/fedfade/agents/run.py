@@ -29,6 +29,9 @@ from fedfade.storage import folder_lock, make_folder, write_text
 CURVE = "curve"
 """Name of the tensor [batch, figure] that holds every report so far."""
 
+SCALARS = ("return", "uploads per round", "TD loss", "Q", "epsilon", "FL accuracy")
+"""TensorBoard's names of the fields of a report after the first."""
+
 OnReport = Callable[[Trainer, list[Report]], None]
 
 
@@ -113,16 +116,12 @@ class ScalarWriter:
             self._writer = SummaryWriter(place, purge_step=first_step, flush_secs=10)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """One event with all values that are numbers."""
+        """One event for each value that is a number."""
         # If the folder was moved away, the next checkpoint will say so.
         if self._writer is not None and self._folder.is_dir():
-            from torch.utils.tensorboard.summary import scalar
-
-            numbers = {name: value for name, value in values.items() if math.isfinite(value)}
-            event, *others = map(scalar, numbers, numbers.values())
-            for other in others:
-                event.MergeFrom(other)
-            self._writer.file_writer.add_summary(event, step)
+            for name, value in values.items():
+                if math.isfinite(value):
+                    self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
         with suppress(OSError):
@@ -178,19 +177,11 @@ def _play_batch(
     start, learned = time.perf_counter(), trainer.learned
     reports = trainer.play_batch()
     seconds = time.perf_counter() - start
+    slots, updates = trainer.scenario.slots * trainer.rollout.episodes, trainer.learned - learned
+    speed = {"slots per second": slots / seconds, "updates per second": updates / seconds}
     for run, writer, report in zip(group, writers, reports, strict=True):
         run.curve.append(report)
-        scalars = {
-            "return": report.reward,
-            "uploads per round": report.uploads,
-            "TD loss": report.loss,
-            "Q": report.q,
-            "epsilon": report.epsilon,
-            "FL accuracy": report.accuracy,
-            "slots per second": trainer.scenario.slots * trainer.rollout.episodes / seconds,
-            "updates per second": (trainer.learned - learned) / seconds,
-        }
-        writer.write(report.episodes, scalars)
+        writer.write(report.episodes, dict(zip(SCALARS, report[1:], strict=True)) | speed)
     if on_report is not None:
         on_report(trainer, reports)
 
