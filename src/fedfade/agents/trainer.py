@@ -150,7 +150,8 @@ class Trainer:
         A slot step is some sixty small operations and an update some hundred and fifty. On a GPU
         their launches cost more than their work, so both are recorded once and replayed.
         """
-        changed = [*self.tensors().values(), *self.rollout.tensors(), self._loss, self._q]
+        remembered = [*self.learner.tensors().values(), *self.replay.tensors(), self.updates]
+        changed = [*remembered, *self.rollout.tensors(), self._loss, self._q]
         device = self.scenario.device
         return record(self._step, changed, device), record(self._update, changed, device)
 
@@ -197,19 +198,12 @@ class Trainer:
             reports.append(Report(episodes, *means, epsilon, accuracy))
         return reports
 
-    def tensors(self) -> dict[str, Tensor]:
-        """All that learning changes, by name."""
-        return self._named(self.learner.tensors(), self.replay.tensors())
-
     def snapshot(self, run: int = 0) -> dict[str, Tensor]:
         """Everything a continuation of a run needs, as if it had been trained alone."""
         task = self.rounds.gradients.tensors().items()
         found = {f"gradients/{name}": t[run : run + 1] for name, t in task}
-        return found | self._named(self.learner.take(run), self.replay.take(run))
-
-    def _named(self, learner: dict[str, Tensor], replay: dict[str, Tensor]) -> dict[str, Tensor]:
-        found = {f"learner/{name}": tensor for name, tensor in learner.items()}
-        found |= {f"replay/{name}": tensor for name, tensor in replay.items()}
+        found |= {f"learner/{name}": t for name, t in self.learner.take(run).items()}
+        found |= {f"replay/{name}": t for name, t in self.replay.take(run).items()}
         return found | {"updates": self.updates}
 
     def restore(self, batch: int, snapshots: Sequence[dict[str, Tensor]]) -> None:
