@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedfade import seams
+from fedfade.agents import scope_of
 from fedfade.agents.export import normalisation
 from fedfade.agents.trained import scope_of
 from fedfade.allocation import load_policy, play_round
@@ -26,7 +27,7 @@ from fedfade.uplink import (
     static_observation,
 )
 
-PAGE = Path(__file__).parents[2] / "docs" / "environment.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "own-observation-part.md"
 
 
 @pytest.fixture(autouse=True)

@@ -56,4 +56,4 @@ def smoothed(values: np.ndarray) -> np.ndarray:
     array([1., 2., 2.])
     """
     windows = pd.Series(values).rolling(2 * (len(values) // 100) + 1, min_periods=1, center=True)
-    return windows.mean().ffill().to_numpy()
+    return np.asarray(windows.mean().ffill())
