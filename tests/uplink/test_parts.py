@@ -9,7 +9,6 @@ import torch
 from fedfade import seams
 from fedfade.agents import scope_of
 from fedfade.agents.export import normalisation
-from fedfade.agents.trained import scope_of
 from fedfade.allocation import load_policy, play_round
 from fedfade.config import Config, load_config
 from fedfade.errors import UserError
