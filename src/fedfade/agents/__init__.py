@@ -1,11 +1,13 @@
 """QMIX agents: networks, replay, learner, trainer, and the trained agents as a policy."""
 
 from fedfade.agents.checkpoint import (
+    Checkpoint,
     check_same_training,
     has_checkpoint,
     load_checkpoint,
     trained_folders,
 )
+from fedfade.agents.learner import Learner
 from fedfade.agents.networks import AgentNetworks, MonotonicMixer
 from fedfade.agents.run import saved_curve, seed_folder, tensorboard_installed, train, with_seed
 from fedfade.agents.trained import (
