@@ -15,8 +15,8 @@ def test_graphs_equal_plain_calls(mixer: str, tiny: Config, tiny_qplex: Config) 
     plain.recorded = (plain._step, plain._update)
     for _ in range(3):
         assert captured.play_batch()[0][:6] == plain.play_batch()[0][:6]
-    for name, tensor in captured.tensors().items():
-        assert torch.equal(tensor, plain.tensors()[name]), name
+    for name, tensor in captured.snapshot().items():
+        assert torch.equal(tensor, plain.snapshot()[name]), name
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -10,9 +10,9 @@ import onnxruntime
 import pytest
 import torch
 
-from fedfade.agents import ClientNetwork, Trainer, save, train
+from fedfade.agents import ClientNetwork, Trainer, train
 from fedfade.agents.export import export_agents, normalisation
-from fedfade.agents.scalars import ScalarWriter
+from fedfade.agents.run import ScalarWriter, save
 from fedfade.config import load_config
 from fedfade.seams import PARTS
 from fedfade.uplink import observation_width, observe, scenario_from_config, start_round

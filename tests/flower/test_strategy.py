@@ -22,8 +22,14 @@ from fedfade.agents import QmixPolicy
 from fedfade.allocation import load_policy, play_round
 from fedfade.experiments import Comparison, RunFolder, SideBySide, read_rows
 from fedfade.flower import FederatedTask, UplinkMod, WirelessStrategy, choose_policy
-from fedfade.flower.decisions import Decisions, Seen, decide, play_with_clients
-from fedfade.flower.policies import OneAgent, policy_of_client
+from fedfade.flower.decisions import (
+    Decisions,
+    OneAgent,
+    Seen,
+    decide,
+    play_with_clients,
+    policy_of_client,
+)
 from fedfade.flower.records import REPORT, is_running_statistic, payload_bits
 from fedfade.uplink import Progress
 from tests.flower.in_process import InProcessGrid
@@ -141,7 +147,7 @@ def test_unequal_clients_decide_as_the_server_would(name: str, make_round) -> No
     def ask(questions: list[Seen]) -> dict[int, Decisions]:
         return {seen.client: decide(policy, scenario, seen) for seen in questions}
 
-    found = play_with_clients(name, policy.scope, scenario, round_, keys, start, ask).outcome
+    found, _ = play_with_clients(policy, scenario, round_, keys, start, ask)
     wanted = play_round(policy, scenario, round_, keys, start=start)
     assert torch.equal(found.bits, wanted.bits)
     assert torch.equal(found.finish_slot, wanted.finish_slot)

@@ -9,8 +9,7 @@ from fedfade.agents.checkpoint import (
 )
 from fedfade.agents.learner import Learner
 from fedfade.agents.networks import AgentNetworks, MonotonicMixer
-from fedfade.agents.run import save, saved_curve, seed_folder, train, with_seed
-from fedfade.agents.scalars import tensorboard_installed
+from fedfade.agents.run import saved_curve, seed_folder, tensorboard_installed, train, with_seed
 from fedfade.agents.trained import (
     ClientNetwork,
     QmixPolicy,

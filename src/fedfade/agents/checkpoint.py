@@ -34,26 +34,12 @@ INDEX = "checkpoint.json"
 # Agents shipped with the package observe what they were trained on, whatever others observe.
 _OBSERVED = ("allocation.observe", "allocation.hide", "allocation.csi_delay_slots")
 # Agents act in another scenario only where what they see and do means the same there.
-_MEANING = (
-    "learning.clients",
-    "learning.payload_bits",
-    "radio.subbands",
-    "radio.bandwidth_hz",
-    "radio.slots",
-    "radio.slot_s",
-    "radio.power_levels_dbm",
-    *_OBSERVED,
-)
+_BANDS = ("radio.subbands", "radio.bandwidth_hz", "radio.power_levels_dbm")
+_SIZES = ("learning.clients", "learning.payload_bits", "radio.slots", "radio.slot_s")
+_MEANING = (*_SIZES, *_BANDS, *_OBSERVED)
 # What may change between a training and its continuation.
-_FREE = (
-    "run.device",
-    "run.seeds",
-    "run.evaluate_every",
-    "run.checkpoint_s",
-    "learning.data_dir",
-    "allocation.policies",
-    "qmix.episodes",
-)
+_FREE_RUN = ("run.device", "run.seeds", "run.evaluate_every", "run.checkpoint_s")
+_FREE = (*_FREE_RUN, "learning.data_dir", "allocation.policies", "qmix.episodes")
 
 _Count = Annotated[int, Field(ge=0, lt=2**40)]
 _Word = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]  # no name that leads out of the folder
@@ -82,16 +68,14 @@ class Checkpoint:
     def tensors(self, part: str) -> dict[str, Tensor]:
         """The tensors of `agents` or `training`, checked against the digest."""
         path = self.folder / self.files[part]["name"]
-        content = read_bytes(path, MAX_ARRAY_BYTES)
+        content, file = read_bytes(path, MAX_ARRAY_BYTES), f"checkpoint file {str(path)!r}"
         if hashlib.sha256(content).hexdigest() != self.files[part]["sha256"]:
-            raise UserError(
-                f"checkpoint file {str(path)!r} was truncated or changed: its SHA-256 is not the "
-                f"one in {INDEX}."
-            )
+            why = f"its SHA-256 is not the one in {INDEX}"
+            raise UserError(f"{file} was truncated or changed: {why}.")
         try:
             return load_tensors(content)
         except (SafetensorError, ValueError, KeyError, TypeError):
-            raise UserError(f"checkpoint file {str(path)!r} is no safetensors file.") from None
+            raise UserError(f"{file} is no safetensors file.") from None
 
 
 def has_checkpoint(folder: Path) -> bool:
@@ -109,30 +93,18 @@ def trained_folders(folder: Path) -> list[Path]:
 
 
 def save_checkpoint(
-    folder: Path,
-    config: Config,
-    batch: int,
-    episodes: int,
-    agents: dict[str, Tensor],
-    training: dict[str, Tensor],
+    folder: Path, config: Config, batch: int, episodes: int, parts: dict[str, dict[str, Tensor]]
 ) -> None:
-    """Write a checkpoint whole or not at all."""
+    """Write a checkpoint, the tensors of `agents` and `training`, whole or not at all."""
     files = {}
-    for part, tensors in (("agents", agents), ("training", training)):
+    for part, tensors in parts.items():
         name = f"{part}-{batch:08d}.safetensors"
         content = dump_tensors({k: t.detach().cpu().contiguous() for k, t in tensors.items()})
         with writing(folder / name) as temporary:
             temporary.write_bytes(content)
         files[part] = {"name": name, "sha256": hashlib.sha256(content).hexdigest()}
-    index = {
-        "format": FORMAT,
-        "version": VERSION,
-        "batch": batch,
-        "episodes": episodes,
-        "config": config.model_dump(),
-        "files": files,
-    }
-    write_json(folder / INDEX, index)
+    index = {"format": FORMAT, "version": VERSION, "batch": batch, "episodes": episodes}
+    write_json(folder / INDEX, index | {"config": config.model_dump(), "files": files})
     for path in folder.glob("*-*.safetensors"):
         ours = re.fullmatch(r"(agents|training)-\d{8,}\.safetensors", path.name)
         if ours and path.name not in {entry["name"] for entry in files.values()}:
@@ -150,16 +122,13 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     index = read_json(path, max_bytes=2**20)
     if not isinstance(index, dict) or index.get("format") != FORMAT:
         raise UserError(f"{str(path)!r} is no {FORMAT}.")
-    if index.get("version") != VERSION:
-        raise UserError(
-            f"{str(path)!r} has version {index.get('version')}: this fedfade reads {VERSION}."
-        )
+    if (version := index.get("version")) != VERSION:
+        raise UserError(f"{str(path)!r} has version {version}: this fedfade reads {VERSION}.")
     try:
         _Index.model_validate(index)
     except ValidationError:
-        raise UserError(
-            f"{str(path)!r} was changed by hand: batch, episodes or files are wrong."
-        ) from None
+        wrong = "batch, episodes or files are wrong"
+        raise UserError(f"{str(path)!r} was changed by hand: {wrong}.") from None
     config = config_from_tree(index.get("config"), stored=True)
     return Checkpoint(folder, config, index["batch"], index["episodes"], index["files"])
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 from fedfade.agents.trainer import Report
@@ -54,10 +55,5 @@ def smoothed(values: np.ndarray) -> np.ndarray:
     >>> smoothed(np.array([1.0, 2.0, np.nan]))
     array([1., 2., 2.])
     """
-    half = len(values) // 100
-    out = np.full(len(values), np.nan)
-    for place in range(len(values)):
-        window = values[max(0, place - half) : place + half + 1]
-        known = window[np.isfinite(window)]
-        out[place] = known.mean() if len(known) else (out[place - 1] if place else np.nan)
-    return out
+    windows = pd.Series(values).rolling(2 * (len(values) // 100) + 1, min_periods=1, center=True)
+    return np.asarray(windows.mean().ffill())

@@ -1,5 +1,6 @@
 """Agents for devices without PyTorch: one ONNX file per client, and how to scale its inputs."""
 
+import math
 import statistics
 import timeit
 from pathlib import Path
@@ -68,7 +69,10 @@ def export_agents(folder: Path, out: Path) -> list[Path]:
 def onnx_text(network: ClientNetwork) -> str:
     """The network in ONNX's own language: observation -> action and values of all actions."""
     width, actions = network.weights[0].shape[0], network.weights[-1].shape[1]
-    last, x, lines = len(network.weights) - 1, "observation", []
+    head = f'<ir_version: {IR_VERSION}, opset_import: ["" : {OPSET}], producer_name: "fedfade">'
+    out = f"int64[batch] action, float[batch, {actions}] values"
+    lines = [head, f"client (float[batch, {width}] observation) => ({out}) {{"]
+    last, x = len(network.weights) - 1, "observation"
     for layer in range(last):
         lines.append(f"sum{layer} = Gemm({x}, weight{layer}, bias{layer})")
         lines.append(f"hidden{layer} = Relu(sum{layer})")
@@ -77,12 +81,7 @@ def onnx_text(network: ClientNetwork) -> str:
     lines.append(f"{learned} = Gemm({x}, weight{last}, bias{last})")
     if network.skip is not None:
         lines.append(f"values = Gemm(observation, skip, {learned})")
-    lines.append("action = ArgMax <axis = 1, keepdims = 0> (values)")
-    head = f'<ir_version: {IR_VERSION}, opset_import: ["" : {OPSET}], producer_name: "fedfade">'
-    out = f"int64[batch] action, float[batch, {actions}] values"
-    return "\n".join(
-        [head, f"client (float[batch, {width}] observation) => ({out}) {{", *lines, "}"]
-    )
+    return "\n".join([*lines, "action = ArgMax <axis = 1, keepdims = 0> (values)", "}"])
 
 
 def decision_us(path: Path, repeats: int = 2000) -> float | None:
@@ -105,28 +104,21 @@ def normalisation(config: Config) -> dict[str, Any]:
     Every input is clamp((x - subtract) / divide, low, high) of a quantity x in the unit named;
     a part that was hidden in training is the constant 1.
     """
-    bound = observation.BOUND
     payload = config.learning.payload_bits
     if payload == "auto":  # which is allowed only where there is a model to count
         payload = gradient_source(config).payload_bits
-    divide: dict[str, Any] = {
-        "alphas": observation.SNR_SCALE_DB,
-        "fading": observation.FADING_SCALE_DB,
-        "others_fading": observation.FADING_SCALE_DB,
-        "remaining": payload,
-        "slots_left": config.radio.slots,
-        "deviation": observation.DEVIATION_SCALE,
-        "round": config.run.rounds,
+    fading = (0.0, observation.FADING_SCALE_DB, 10.0 * np.log10(observation.FADING_FLOOR))
+    lowest_snr, lowest_deviation = np.log10([observation.SNR_FLOOR, observation.DEVIATION_FLOOR])
+    scales: dict[str, tuple[float, Any, float]] = {  # subtract, divide, least quantity
+        "alphas": (observation.SNR_CENTRE_DB, observation.SNR_SCALE_DB, 10.0 * lowest_snr),
+        "fading": fading,
+        "others_fading": fading,
+        "remaining": (0.0, payload, -math.inf),
+        "slots_left": (0.0, config.radio.slots, -math.inf),
+        "deviation": (0.0, observation.DEVIATION_SCALE, lowest_deviation),
+        "round": (0.0, config.run.rounds, -math.inf),
     }
-    subtract = {"alphas": observation.SNR_CENTRE_DB}
-    faded = 10.0 * np.log10(observation.FADING_FLOOR)
-    lowest = {
-        "alphas": 10.0 * np.log10(observation.SNR_FLOOR) - observation.SNR_CENTRE_DB,
-        "fading": faded,
-        "others_fading": faded,
-        "deviation": np.log10(observation.DEVIATION_FLOOR),
-    }
-    words = {"delay": config.allocation.csi_delay_slots, "plan": observation.PLAN_BOUND}
+    bound, delay = observation.BOUND, config.allocation.csi_delay_slots
     hidden = {"fading": "fading", "others_fading": "fading", "deviation": "gradient"}
     parts = []
     for name, columns in part_columns(scenario_from_config(config, 1.0)).items():
@@ -134,13 +126,12 @@ def normalisation(config: Config) -> dict[str, Any]:
         if hidden.get(name) in config.allocation.hide:
             parts.append(part | {"constant": 1.0})
             continue
-        scale = divide.get(name, 1.0)
-        part |= {
-            "quantity": QUANTITIES.get(name, f"what {name} makes").format(bound=bound, **words)
-        }
-        part |= {"subtract": subtract.get(name, 0.0), "divide": scale}
-        low = lowest[name] / scale if name in lowest else -bound
-        parts.append(part | {"low": float(low), "high": bound})
+        quantity = QUANTITIES.get(name, f"what {name} makes")
+        quantity = quantity.format(bound=bound, delay=delay, plan=observation.PLAN_BOUND)
+        subtract, divide, least = scales.get(name, (0.0, 1.0, -math.inf))
+        low = max(-bound, float((least - subtract) / divide))
+        part |= {"quantity": quantity, "subtract": subtract, "divide": divide}
+        parts.append(part | {"low": low, "high": bound})
     return {
         "inputs": parts,
         "action": "sub-band * levels + level",

@@ -42,11 +42,9 @@ class Flat:
             parameter.grad = gradient
 
     def _views(self, vector: Tensor) -> list[Tensor]:
-        views, start = [], 0
-        for shape in self._shapes:
-            views.append(vector[start : start + shape.numel()].view(shape))
-            start += _aligned(shape.numel())
-        return views
+        pieces = torch.split(vector, [_aligned(shape.numel()) for shape in self._shapes])
+        shaped = zip(pieces, self._shapes, strict=True)
+        return [piece[: shape.numel()].view(shape) for piece, shape in shaped]
 
     def take(self, vector: Tensor, run: int) -> Tensor:
         """The part of one run, laid out as if it were alone."""
@@ -55,11 +53,10 @@ class Flat:
 
     def put(self, vector: Tensor, run: int, alone: Tensor) -> None:
         """The reverse of `take`."""
-        start = 0
-        for view in self._views(vector):
-            part = view.chunk(self.runs)[run]
-            part.copy_(alone[start : start + part.numel()].view(part.shape))
-            start += _aligned(part.numel())
+        parts = [view.chunk(self.runs)[run] for view in self._views(vector)]
+        pieces = torch.split(alone, [_aligned(part.numel()) for part in parts])
+        for part, piece in zip(parts, pieces, strict=True):
+            part.copy_(piece[: part.numel()].view(part.shape))
 
 
 def _aligned(count: int) -> int:
@@ -110,13 +107,11 @@ class Learner:
         preference: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         self.config, self.runs = config, len(seeds)
-        first, second = (
-            [torch_generator(seed, purpose) for seed in seeds]
-            for purpose in ("agent networks", "mixer")
-        )
+        drawn = [torch_generator(seed, "agent networks") for seed in seeds]
         options = (config.share_parameters, config.dueling, preference)
-        self.agents = AgentNetworks(agents, width, config.hidden, actions, first, *options)
-        self.mixer = make_mixer(config, agents, state_width, actions, second)
+        self.agents = AgentNetworks(agents, width, config.hidden, actions, drawn, *options)
+        drawn = [torch_generator(seed, "mixer") for seed in seeds]
+        self.mixer = make_mixer(config, agents, state_width, actions, drawn)
         self.agents.to(device), self.mixer.to(device)
         self.target_agents, self.target_mixer = copy.deepcopy((self.agents, self.mixer))
         self._online = (Flat(self.agents, self.runs), Flat(self.mixer, self.runs))

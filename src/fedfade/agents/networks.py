@@ -70,7 +70,6 @@ class AgentNetworks(nn.Module):
             nn.init.zeros_(self.biases[-1])
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Values of every action for every agent."""
         return self.layers(observation)[-1]
 
     def choose(self, observation: Tensor, values: Tensor) -> Tensor:
@@ -84,7 +83,11 @@ class AgentNetworks(nn.Module):
 
         `room` (from `make_room`) is written to instead of new memory; not under autograd.
         """
-        x = self._with_id(observation) if self.share else observation
+        x = observation
+        if self.share:  # [run x agent, batch, width] -> [run, agent x batch, width + agent]
+            who = torch.eye(self.agents, device=x.device)[:, None].repeat(self.runs, 1, 1)
+            x = torch.cat([x[..., : self.width], who.expand(-1, x.shape[1], -1)], dim=-1)
+            x = x.view(self.runs, -1, x.shape[-1])
         missing = self.weights[0].shape[1] - x.shape[-1]
         tape = [F.pad(x, (0, missing)) if missing else x]
         last = len(self.weights) - 1
@@ -127,14 +130,6 @@ class AgentNetworks(nn.Module):
                 torch.ops.aten.threshold_backward.grad_input(g, x, 0, grad_input=g)
         side.join()
 
-    def _with_id(self, observation: Tensor) -> Tensor:
-        """[run x agent, batch, width] -> [run, agent x batch, width + agent]."""
-        observation = observation[..., : self.width]
-        who = torch.eye(self.agents, device=observation.device)[:, None, :]
-        who = who.repeat(self.runs, 1, 1).expand(-1, observation.shape[1], -1)
-        whole = torch.cat([observation, who], dim=-1)
-        return whole.view(self.runs, -1, whole.shape[-1])
-
 
 # The operations between the matrix products, each one kernel on CUDA.
 
@@ -172,7 +167,6 @@ class StackedLinear(nn.Module):
         self.bias = nn.Parameter(_initial((1, 1, fan_out), fan_in, generators))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x W + b."""
         return torch.bmm(x, self.weight) + self.bias
 
 

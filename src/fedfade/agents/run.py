@@ -1,10 +1,13 @@
 """A training in a folder: continue where it stopped, report, keep checkpoints."""
 
+import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,16 +19,18 @@ from fedfade.agents.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from fedfade.agents.scalars import ScalarWriter
-from fedfade.agents.trainer import Diverged, Report, Trainer
+from fedfade.agents.trainer import Diverged, Report, Trainer, diverged
 from fedfade.config import Config, render_config
 from fedfade.device import matrix_products, pick_device
 from fedfade.errors import UserError
 from fedfade.interrupts import interrupts_held
-from fedfade.storage import folder_lock, write_text
+from fedfade.storage import folder_lock, make_folder, write_text
 
 CURVE = "curve"
 """Name of the tensor [batch, figure] that holds every report so far."""
+
+SCALARS = ("return", "uploads per round", "TD loss", "Q", "epsilon", "FL accuracy")
+"""TensorBoard's names of the fields of a report after the first."""
 
 OnReport = Callable[[Trainer, list[Report]], None]
 
@@ -49,9 +54,8 @@ def train(
     folders = [folder] if len(seeds) == 1 else [seed_folder(folder, seed) for seed in seeds]
     for place in (folder, *folders):
         if (place / "run.json").exists():  # its config.yaml would be overwritten
-            raise UserError(
-                f"--out {str(place)!r} holds a run of fedfade compare: choose another folder."
-            )
+            why = "holds a run of fedfade compare: choose another folder"
+            raise UserError(f"--out {str(place)!r} {why}.")
     everyone = [_Run(with_seed(config, s), f) for s, f in zip(seeds, folders, strict=True)]
     with ExitStack() as stack:
         stack.enter_context(matrix_products(config.run.precision))
@@ -91,6 +95,40 @@ class _Run:
     curve: list[Report] = field(default_factory=list)
 
 
+def tensorboard_installed() -> bool:
+    """Whether trainings write event files."""
+    return find_spec("tensorboard") is not None
+
+
+class ScalarWriter:
+    """Appends scalars to a new event file in a folder, where TensorBoard is installed.
+
+    Events of older files from `first_step` on are hidden.
+    """
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        self._folder = folder
+        self._writer: Any = None
+        if tensorboard_installed():
+            from torch.utils.tensorboard import SummaryWriter
+
+            place = str(make_folder(folder))
+            self._writer = SummaryWriter(place, purge_step=first_step, flush_secs=10)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """One event for each value that is a number."""
+        # If the folder was moved away, the next checkpoint will say so.
+        if self._writer is not None and self._folder.is_dir():
+            for name, value in values.items():
+                if math.isfinite(value):
+                    self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            if self._writer is not None:
+                self._writer.close()
+
+
 def _next_group(everyone: list[_Run]) -> tuple[list[_Run], int | None]:
     """Who is trained next and up to which batch (None: to the end, and everybody).
 
@@ -101,15 +139,11 @@ def _next_group(everyone: list[_Run]) -> tuple[list[_Run], int | None]:
     batches = [load_checkpoint(f).batch if has_checkpoint(f) else 0 for f in folders]
     first, *later = sorted(set(batches))
     group = [run for run, batch in zip(everyone, batches, strict=True) if batch == first]
-    return group, later[0] if later else None
+    return group, next(iter(later), None)
 
 
 def _play_to(
-    trainer: Trainer,
-    group: list[_Run],
-    until: int,
-    on_report: OnReport | None,
-    checkpoint_s: float,
+    trainer: Trainer, group: list[_Run], until: int, on_report: OnReport | None, checkpoint_s: float
 ) -> None:
     """Play up to a batch, or to where a stop is asked for; the last batch is saved."""
     first = trainer.batch * trainer.rollout.episodes + 1
@@ -118,8 +152,7 @@ def _play_to(
         for writer in writers:
             stack.callback(writer.close)
         asked = stack.enter_context(interrupts_held())
-        saved = time.perf_counter()
-        stop = False
+        saved, stop = time.perf_counter(), False
         try:
             while not stop:
                 _play_batch(trainer, group, writers, on_report)
@@ -144,19 +177,11 @@ def _play_batch(
     start, learned = time.perf_counter(), trainer.learned
     reports = trainer.play_batch()
     seconds = time.perf_counter() - start
+    slots, updates = trainer.scenario.slots * trainer.rollout.episodes, trainer.learned - learned
+    speed = {"slots per second": slots / seconds, "updates per second": updates / seconds}
     for run, writer, report in zip(group, writers, reports, strict=True):
         run.curve.append(report)
-        scalars = {
-            "return": report.reward,
-            "uploads per round": report.uploads,
-            "TD loss": report.loss,
-            "Q": report.q,
-            "epsilon": report.epsilon,
-            "FL accuracy": report.accuracy,
-            "slots per second": trainer.scenario.slots * trainer.rollout.episodes / seconds,
-            "updates per second": (trainer.learned - learned) / seconds,
-        }
-        writer.write(report.episodes, scalars)
+        writer.write(report.episodes, dict(zip(SCALARS, report[1:], strict=True)) | speed)
     if on_report is not None:
         on_report(trainer, reports)
 
@@ -164,15 +189,12 @@ def _play_batch(
 def save(trainer: Trainer, folder: Path, curve: list[Report], run: int = 0) -> None:
     """Write a checkpoint of one run, unless the last update has broken the networks."""
     if not all(bool(tensor.isfinite().all()) for tensor in trainer.learner.tensors().values()):
-        raise Diverged(
-            f"training stopped at episode {curve[-1].episodes if curve else 0} because parameters "
-            "became infinite or not a number."
-        )
+        raise diverged("parameters", curve[-1].episodes if curve else 0)
     training = trainer.snapshot(run) | {CURVE: torch.tensor(curve, dtype=torch.float64)}
-    episodes = trainer.batch * trainer.rollout.episodes
-    agents = trainer.learner.agents_of(run)
+    parts = {"agents": trainer.learner.agents_of(run), "training": training}
     config = with_seed(trainer.config, trainer.seeds[run])
-    save_checkpoint(folder, config, trainer.batch, episodes, agents, training)
+    episodes = trainer.batch * trainer.rollout.episodes
+    save_checkpoint(folder, config, trainer.batch, episodes, parts)
 
 
 def _resume(trainer: Trainer, group: list[_Run]) -> None:

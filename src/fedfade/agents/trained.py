@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from fedfade import uplink
 from fedfade.agents.checkpoint import (
     Checkpoint,
     check_same_meaning,
@@ -19,13 +20,6 @@ from fedfade.agents.networks import AgentNetworks
 from fedfade.allocation import Action, Observed, Policy, Scope, View
 from fedfade.config import Config
 from fedfade.errors import UserError, not_allowed
-from fedfade.uplink import (
-    decode_action,
-    load_part,
-    observation_width,
-    plan_preference,
-    scenario_from_config,
-)
 
 
 class QmixPolicy:
@@ -39,20 +33,18 @@ class QmixPolicy:
         self.agents, self.scope = agents, scope_of(config)
         seen, hidden = config.allocation.observe, config.allocation.hide
         self.observed = Observed(tuple(seen), tuple(hidden), config.allocation.csi_delay_slots)
-        looks = any(load_part(name).gradient_aware for name in seen)
+        looks = any(uplink.load_part(name).gradient_aware for name in seen)
         self.gradient_aware = looks and "gradient" not in hidden
 
     def begin(self, view: View) -> None:
-        """The networks go where the round is."""
         self.agents.to(view.snr.device)
 
     @torch.no_grad()
     def act(self, view: View, memory: None) -> Action:
-        """The action each agent values most."""
         assert view.observation is not None
         seen = view.observation.transpose(0, 1)
         choice = self.agents.choose(seen, self.agents(seen))
-        return decode_action(view.scenario, choice.T)
+        return uplink.decode_action(view.scenario, choice.T)
 
 
 def scope_of(config: Config) -> Scope:
@@ -62,7 +54,7 @@ def scope_of(config: Config) -> Scope:
     >>> scope_of(load_config("paper"))
     'local'
     """
-    told = {load_part(name).told for name in config.allocation.observe}
+    told = {uplink.load_part(name).told for name in config.allocation.observe}
     if "fading" in told and "fading" not in config.allocation.hide:
         return "csi"
     return "feedback" if "finished" in told else "local"
@@ -95,7 +87,6 @@ class ClientNetwork(nn.Module):
             self.biases[-1] += agents.prefer_bias
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Values of every action."""
         x = observation
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
             x = (x @ weight + bias).relu()
@@ -105,9 +96,9 @@ class ClientNetwork(nn.Module):
 
 def load_agents(checkpoint: Checkpoint) -> AgentNetworks:
     """The agent networks of a checkpoint."""
-    qmix, scenario = checkpoint.config.qmix, scenario_from_config(checkpoint.config, 1.0)
-    sizes = (scenario.clients, observation_width(scenario), qmix.hidden, scenario.actions)
-    options = (qmix.share_parameters, qmix.dueling, plan_preference(scenario, qmix.trust))
+    qmix, scenario = checkpoint.config.qmix, uplink.scenario_from_config(checkpoint.config, 1.0)
+    sizes = (scenario.clients, uplink.observation_width(scenario), qmix.hidden, scenario.actions)
+    options = (qmix.share_parameters, qmix.dueling, uplink.plan_preference(scenario, qmix.trust))
     agents = AgentNetworks(*sizes, [torch.Generator()], *options)
     found = checkpoint.tensors("agents")
     check_shapes(checkpoint.folder, found, agents.state_dict())

@@ -9,7 +9,7 @@
         the last episode decides the average          Rounds.deliver
 
 Whatever is random is a function of (seed, purpose, batch, slot or update), and whatever is
-remembered is in `Trainer.tensors`, so a run continued from a checkpoint ends in the same bits.
+remembered is in `Trainer.snapshot`, so a run continued from a checkpoint ends in the same bits.
 
 Several seeds are trained side by side as runs that share nothing but the clock: what a run does
 is what it would do alone.
@@ -48,7 +48,13 @@ class Report(NamedTuple):
 
 
 class Diverged(UserError):
-    """Losses or rewards stopped being numbers."""
+    """Losses, rewards or parameters stopped being numbers."""
+
+
+def diverged(what: str, episodes: int, which: str = "") -> Diverged:
+    """The sentence about it; `which` training, where there are several."""
+    end = f"because {what} became infinite or not a number."
+    return Diverged(f"training{which} stopped at episode {episodes} {end}")
 
 
 class Trainer:
@@ -110,8 +116,7 @@ class Trainer:
         self.learned += learned
         figures = self._figures()
         # Asked for before the host waits, so that the device does not wait for the host.
-        more = self.batch < self.batches
-        self._next = self.rounds.round(self.batch) if more else None
+        self._next = self.rounds.round(self.batch) if self.batch < self.batches else None
         return self._reports(figures, learned, epsilon)
 
     def epsilon(self) -> float:
@@ -138,8 +143,6 @@ class Trainer:
         stored = self.scenario.slots * self.rollout.episodes
         return max(WARM_UP, -(-stored // self.config.qmix.update_every))
 
-    # --- a slot and an update ------------------------------------------------------------------
-
     @cached_property
     def recorded(self) -> tuple[Work, Work]:
         """Slot step and update as they run on this device; needs a round begun.
@@ -147,7 +150,8 @@ class Trainer:
         A slot step is some sixty small operations and an update some hundred and fifty. On a GPU
         their launches cost more than their work, so both are recorded once and replayed.
         """
-        changed = [*self.tensors().values(), *self.rollout.tensors(), self._loss, self._q]
+        remembered = [*self.learner.tensors().values(), *self.replay.tensors(), self.updates]
+        changed = [*remembered, *self.rollout.tensors(), self._loss, self._q]
         device = self.scenario.device
         return record(self._step, changed, device), record(self._update, changed, device)
 
@@ -170,13 +174,11 @@ class Trainer:
         self._loss += loss
         self._q += q
 
-    # --- what happened -------------------------------------------------------------------------
-
     def _figures(self) -> Tensor:
         """Reward, uploads, summed loss and Q, accuracy: [run, figure]."""
         uploads = self.rollout.delivered.sum(-1).float().mean(-1)
         _, number, part = self.rounds.place(self.batch)
-        tested = part == 0 and (number == 0 or number % self.config.qmix.evaluate_every == 0)
+        tested = part == 0 and number % self.config.qmix.evaluate_every == 0
         accuracy = self.rounds.gradients.accuracy() if tested else None
         if accuracy is None:
             accuracy = torch.full_like(self._loss, math.nan)
@@ -187,34 +189,21 @@ class Trainer:
         """The figures of a batch; the only place where the host waits for the device."""
         episodes, updates = self.batch * self.rollout.episodes, learned or math.nan
         reports = []
-        for seed, row in zip(self.seeds, figures.tolist(), strict=True):
-            reward, uploads, loss, q, accuracy = row
+        rows = zip(self.seeds, figures.tolist(), strict=True)
+        for seed, (reward, uploads, loss, q, accuracy) in rows:
             if not (math.isfinite(reward) and (math.isfinite(loss) or not learned)):
                 which = f" of seed {seed}" if len(self.seeds) > 1 else ""
-                what = "the loss" if math.isfinite(reward) else "rewards"
-                raise Diverged(
-                    f"training{which} stopped at episode {episodes} because {what} became "
-                    "infinite or not a number."
-                )
+                raise diverged("the loss" if math.isfinite(reward) else "rewards", episodes, which)
             means = (reward, uploads, loss / updates, q / updates)
             reports.append(Report(episodes, *means, epsilon, accuracy))
         return reports
-
-    # --- what is remembered --------------------------------------------------------------------
-
-    def tensors(self) -> dict[str, Tensor]:
-        """All that learning changes, by name."""
-        return self._named(self.learner.tensors(), self.replay.tensors())
 
     def snapshot(self, run: int = 0) -> dict[str, Tensor]:
         """Everything a continuation of a run needs, as if it had been trained alone."""
         task = self.rounds.gradients.tensors().items()
         found = {f"gradients/{name}": t[run : run + 1] for name, t in task}
-        return found | self._named(self.learner.take(run), self.replay.take(run))
-
-    def _named(self, learner: dict[str, Tensor], replay: dict[str, Tensor]) -> dict[str, Tensor]:
-        found = {f"learner/{name}": tensor for name, tensor in learner.items()}
-        found |= {f"replay/{name}": tensor for name, tensor in replay.items()}
+        found |= {f"learner/{name}": t for name, t in self.learner.take(run).items()}
+        found |= {f"replay/{name}": t for name, t in self.replay.take(run).items()}
         return found | {"updates": self.updates}
 
     def restore(self, batch: int, snapshots: Sequence[dict[str, Tensor]]) -> None:
@@ -228,7 +217,6 @@ class Trainer:
             self.replay.put(run, below("replay/", found))
             self.updates.copy_(found["updates"])
         tasks = [below("gradients/", found) for found in snapshots]
-        names = tasks[0] if tasks else {}
-        self.rounds.gradients.restore({n: torch.cat([task[n] for task in tasks]) for n in names})
-        self.batch, self.learned = batch, int(self.updates)
-        self._next = None
+        together = {name: torch.cat([task[name] for task in tasks]) for name in tasks[0]}
+        self.rounds.gradients.restore(together)
+        self.batch, self.learned, self._next = batch, int(self.updates), None

@@ -64,9 +64,9 @@ class ReplayMemory:
         self._first = torch.zeros((), dtype=torch.int64, device=device)
         self._draw: Work = self._draw_numbers
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> list[Tensor]:
         """All there is to remember."""
-        return {name: getattr(self, name) for name in self.take(0)}
+        return [getattr(self, name) for name in self.take(0)]
 
     def take(self, run: int) -> dict[str, Tensor]:
         """What one run remembers, as if it were alone."""

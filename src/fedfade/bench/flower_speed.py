@@ -94,8 +94,7 @@ def simulate(
 def exchanges(rounds: int = 3) -> Figures:
     """Exchanges until decisions on the clients repeat, one number a round, by policy. Networks have
     random weights, large enough to react to what is left to send."""
-    from fedfade.flower.decisions import decide, play_with_clients
-    from fedfade.flower.policies import OneAgent
+    from fedfade.flower.decisions import Decisions, OneAgent, Seen, decide, play_with_clients
 
     config = load_config("paper", ["run.seeds=1", "run.device=cpu"])
     uplink = Uplink(config, float(config.learning.payload_bits), torch.device("cpu"))
@@ -114,15 +113,12 @@ def exchanges(rounds: int = 3) -> Figures:
     vectors = torch.randn(1, scenario.clients, 30, generator=torch.Generator().manual_seed(0))
 
     def count(name: str, policies: list[Policy], number: int) -> int:
-        return play_with_clients(
-            name,
-            policies[0].scope,
-            scenario,
-            uplink.round(number, vectors @ vectors.mT),
-            uplink.keys(name, number),
-            start_round(scenario, 1),
-            lambda asked: {q.client: decide(policies[q.client], scenario, q) for q in asked},
-        ).exchanges
+        def ask(questions: list[Seen]) -> dict[int, Decisions]:
+            return {q.client: decide(policies[q.client], scenario, q) for q in questions}
+
+        round_, keys = uplink.round(number, vectors @ vectors.mT), uplink.keys(name, number)
+        start = start_round(scenario, 1)
+        return play_with_clients(policies[0], scenario, round_, keys, start, ask)[1]
 
     return {
         f"exchanges {name}": " ".join(str(count(name, ps, number)) for number in range(rounds))

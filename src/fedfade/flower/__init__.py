@@ -6,7 +6,7 @@ import os
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
+from fedfade.flower.decisions import choose_policy
 from fedfade.flower.mod import UplinkMod
-from fedfade.flower.policies import choose_policy
 from fedfade.flower.strategy import RoundReport, WirelessStrategy
 from fedfade.flower.task import FederatedTask

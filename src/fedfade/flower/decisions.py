@@ -14,22 +14,65 @@ slot-by-slot execution. Mostly it takes a handful, because few decisions hang on
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fedfade.allocation import (
-    Action,
-    Outcome,
-    Policy,
-    Scope,
-    View,
-    check_action,
-    make_view,
-    play_round,
-)
-from fedfade.errors import UserError
-from fedfade.uplink import Progress, Round, Scenario
+from fedfade import agents, allocation
+from fedfade.allocation import Action, Outcome, Policy, Scope, View
+from fedfade.config import Config
+from fedfade.errors import UserError, not_allowed
+from fedfade.uplink import Progress, Round, Scenario, decode_action
+
+
+def choose_policy(name: str, config: Config) -> Policy | None:
+    """A policy by name, by `module:factory`, or trained agents by folder; None is `perfect`.
+
+    >>> from fedfade.config import load_config
+    >>> [choose_policy(name, load_config("paper")).scope for name in ("max-sum-rate", "qmix-plus")]
+    ['central', 'local']
+    """
+    if name == allocation.PERFECT:
+        return None
+    if name == allocation.GENIE:
+        raise not_allowed("policy", name, "a policy that sends; the genie is only a bound")
+    if name in agents.shipped_policies():
+        return agents.load_shipped_policy(name, config)
+    if Path(name).is_dir():
+        return agents.load_policy_checkpoint(name, config)
+    return allocation.load_policy(name, agents.shipped_policies())
+
+
+class OneAgent:
+    """Trained agents as one client carries them: its own network and nothing of the others'.
+
+    The answer's other rows are silent; nobody reads them.
+    """
+
+    observes = True
+
+    def __init__(self, policy: agents.QmixPolicy, client: int) -> None:
+        self.name, self.scope, self.observed = policy.name, policy.scope, policy.observed
+        self.gradient_aware = policy.gradient_aware
+        self._client, self._network = client, agents.ClientNetwork(policy.agents, client)
+
+    def begin(self, view: View) -> None: ...
+
+    def act(self, view: View, memory: None) -> Action:
+        assert view.observation is not None
+        values = self._network(view.observation[:, self._client])
+        own = decode_action(view.scenario, values.argmax(-1))
+        band = torch.zeros(view.snr.shape, dtype=torch.int64)
+        level = torch.full_like(band, view.scenario.silent_level)
+        band[:, self._client], level[:, self._client] = own.band, own.level
+        return Action(band, level)
+
+
+def policy_of_client(name: str, config: Config, client: int) -> Policy | None:
+    """Like `choose_policy`, with no more of a training than this client's own network."""
+    policy = choose_policy(name, config)
+    return OneAgent(policy, client) if isinstance(policy, agents.QmixPolicy) else policy
 
 
 @dataclass(frozen=True)
@@ -75,10 +118,12 @@ def decide(policy: Policy, scenario: Scenario, seen: Seen) -> Decisions:
             break  # done: silent to the end
         left = torch.where(seen.finished[slot], 0.0, seen.start_bits)
         left[own] = seen.remaining_bits[slot]
-        view = make_view(policy, scenario, round_, Progress(left[None]), slot, seen.key[None])
+        progress, key = Progress(left[None]), seen.key[None]
+        view = allocation.make_view(policy, scenario, round_, progress, slot, key)
         if slot == 0:
             memory = policy.begin(view)
-        action = check_action(policy.name, policy.act(view, memory), scenario, episodes=1)
+        answer = policy.act(view, memory)
+        action = allocation.check_action(policy.name, answer, scenario, episodes=1)
         band[slot], level[slot] = action.band[0, own], action.level[0, own]
     return Decisions(band, level)
 
@@ -89,66 +134,46 @@ class Announced:
     scope: Scope = "local"
     gradient_aware = False
 
-    def __init__(self, name: str, band: Tensor, level: Tensor) -> None:
-        """`band` and `level`: [slot, client]."""
-        self.name = name
-        self._band, self._level = band, level
+    def __init__(self, name: str, decisions: Decisions) -> None:
+        self.name, self._decisions = name, decisions
 
-    def begin(self, view: View) -> None:
-        """Nothing to prepare."""
+    def begin(self, view: View) -> None: ...
 
     def act(self, view: View, memory: None) -> Action:
-        """What was announced for this slot."""
-        return Action(self._band[view.slot][None], self._level[view.slot][None])
+        band, level = self._decisions.band[view.slot], self._decisions.level[view.slot]
+        return Action(band[None], level[None])
 
 
 Ask = Callable[[list[Seen]], dict[int, Decisions]]
 """Ask clients for their decisions; who does not answer is missing."""
 
 
-@dataclass(frozen=True)
-class Played:
-    """How a round with decisions from the clients went."""
-
-    outcome: Outcome
-    exchanges: int
-    silent: list[int]  # clients that stopped answering
-
-
 def play_with_clients(
-    name: str,
-    scope: Scope,
-    scenario: Scenario,
-    round_: Round,
-    key: Tensor,
-    start: Progress,
-    ask: Ask,
-) -> Played:
-    """Play a round (one episode) whose decisions are made by the clients."""
-    asked = start.remaining_bits[0].nonzero().flatten().tolist()
-    lost: list[int] = []
+    policy: Policy, scenario: Scenario, round_: Round, key: Tensor, start: Progress, ask: Ask
+) -> tuple[Outcome, int]:
+    """Play a round (one episode) whose decisions `policy` makes on the clients; its outcome and
+    how many exchanges it took."""
+    sending = start.remaining_bits[0].nonzero().flatten().tolist()
+    asked = sending  # until a client does not answer
     before = start.remaining_bits[0].expand(scenario.slots, -1)  # [slot, client] as far as known
     exchanges = 0
     played: Decisions | None = None
     outcome: Outcome | None = None
-    while exchanges <= (scenario.slots + 1) * (len(lost) + 1):
-        answers = ask(_questions(asked, scope, scenario, round_, key, start, before))
+    while exchanges <= (scenario.slots + 1) * (len(sending) - len(asked) + 1):
+        answers = ask(_questions(asked, policy.scope, round_, key, start, before))
         exchanges += 1
-        lost += [n for n in asked if n not in answers]
         asked = [n for n in asked if n in answers]
         joint = _joint(scenario, answers, before)
         if outcome is not None and played is not None and _same(scenario, joint, played):
-            return Played(outcome, exchanges, lost)
-        policy = Announced(name, joint.band, joint.level)
-        outcome = play_round(policy, scenario, round_, key, record=True, start=start)
+            return outcome, exchanges
+        told = Announced(policy.name, joint)
+        outcome = allocation.play_round(told, scenario, round_, key, record=True, start=start)
         assert outcome.history is not None
         played = Decisions(outcome.history.band[:, 0], outcome.history.level[:, 0])
         after = outcome.history.remaining_bits[:, 0]  # [slot, client]
         before = torch.cat([start.remaining_bits, after[:-1]])
-    raise UserError(
-        f"policy {name!r} does not decide the same when it sees the same: it cannot run on the "
-        "clients."
-    )
+    why = "does not decide the same when it sees the same"
+    raise UserError(f"policy {policy.name!r} {why}: it cannot run on the clients.")
 
 
 def _joint(scenario: Scenario, answers: dict[int, Decisions], before: Tensor) -> Decisions:
@@ -169,20 +194,13 @@ def _same(scenario: Scenario, one: Decisions, other: Decisions) -> bool:
 
 
 def _questions(
-    asked: list[int],
-    scope: Scope,
-    scenario: Scenario,
-    round_: Round,
-    key: Tensor,
-    start: Progress,
-    before: Tensor,
+    asked: list[int], scope: Scope, round_: Round, key: Tensor, start: Progress, before: Tensor
 ) -> list[Seen]:
     """What each client is told: its own rows, and what is announced to all."""
-    finished = (before <= 0) & (scope == "feedback")
     announced = (round_.alpha[0], start.remaining_bits[0])
-    own = [(round_.fading[0, :, n], round_.deviation[0, n], before[:, n]) for n in asked]
-    rest = (finished, round_.number[0], key[0])
-    return [
-        Seen(n, *(tensor.cpu() for tensor in (*announced, *mine, *rest)))
-        for n, mine in zip(asked, own, strict=True)
-    ]
+    rest = ((before <= 0) & (scope == "feedback"), round_.number[0], key[0])
+    questions = []
+    for n in asked:
+        own = (round_.fading[0, :, n], round_.deviation[0, n], before[:, n])
+        questions.append(Seen(n, *(tensor.cpu() for tensor in (*announced, *own, *rest))))
+    return questions

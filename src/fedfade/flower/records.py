@@ -4,23 +4,27 @@ Everything of fedfade's own lies in records whose names begin with `fedfade.`; t
 them out again before the wrapped one sees a reply.
 """
 
+import json
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import fields
+from typing import TypeVar
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-REPORT = "fedfade.report"
-"""ConfigRecord of a training reply: who sent it and how far the model moved."""
+from fedfade.config import Config, config_from_tree
+from fedfade.errors import UserError
+from fedfade.flower.decisions import Decisions, Seen
+from fedfade.uplink import Scenario
 
-QUESTION = "fedfade.question"
-"""ConfigRecord of a message that asks a client for its decisions; its numbers: `SEEN`."""
+T = TypeVar("T")
 
-SEEN = "fedfade.seen"
-DECISIONS = "fedfade.decisions"
-
+REPORT = "fedfade.report"  # ConfigRecord of a reply: who sent it and how far the model moved
+QUESTION = "fedfade.question"  # ConfigRecord that asks for decisions; its numbers are in SEEN
+SEEN, DECISIONS = "fedfade.seen", "fedfade.decisions"  # ArrayRecords
 PARTITION, NORM = "partition-id", "update-norm"
 
 
@@ -90,17 +94,49 @@ def unpack(record: ArrayRecord) -> dict[str, Tensor]:
     return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
 
 
-def text(record: ConfigRecord, name: str) -> str:
-    """A text field of a record, or a ValueError."""
+def entry(record: ConfigRecord, name: str, kind: type[T]) -> T:
+    """Text or a whole number of a record, or a ValueError."""
     value = record.get(name)
-    if not isinstance(value, str):
+    if not isinstance(value, kind) or isinstance(value, bool):
         raise ValueError(f"{name!r} is missing")
     return value
 
 
-def whole(record: ConfigRecord, name: str) -> int:
-    """A whole number of a record, or a ValueError."""
-    value = record.get(name)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"{name!r} is missing")
-    return value
+def question_content(config: Config, payload_bits: float, seen: Seen) -> RecordDict:
+    """A message to one client."""
+    tensors = {f.name: getattr(seen, f.name) for f in fields(Seen) if f.name != "client"}
+    question = {"config": config.model_dump_json(), "payload-bits": repr(payload_bits)}
+    record = ConfigRecord(question | {PARTITION: seen.client})
+    return RecordDict({QUESTION: record, SEEN: pack(tensors)})
+
+
+def read_question(content: RecordDict, own: int) -> tuple[Config, float, Seen]:
+    """Configuration, payload and what the client is told; it must be meant for this one."""
+    question = content[QUESTION]
+    meant = entry(question, PARTITION, int)
+    if meant != own:
+        raise UserError(f"a question for client {meant} reached client {own}.")
+    seen = Seen(client=own, **unpack(content[SEEN]))
+    config = config_from_tree(json.loads(entry(question, "config", str)))
+    return config, float(entry(question, "payload-bits", str)), seen
+
+
+def answer_content(client: int, decisions: Decisions) -> RecordDict:
+    """A client's decisions."""
+    record = pack({"band": decisions.band, "level": decisions.level})
+    return RecordDict({REPORT: ConfigRecord({PARTITION: client}), DECISIONS: record})
+
+
+def read_answer(content: RecordDict, scenario: Scenario) -> tuple[int, Decisions]:
+    """A client's answer, or a ValueError that says what is wrong with it."""
+    report, record = content.get(REPORT), content.get(DECISIONS)
+    if not isinstance(report, ConfigRecord) or not isinstance(record, ArrayRecord):
+        raise ValueError("it holds no decisions")
+    found = unpack(record)
+    for name, limit in (("band", scenario.bands), ("level", scenario.levels)):
+        value = found.get(name)
+        if value is None or value.dtype != torch.int64 or value.shape != (scenario.slots,):
+            raise ValueError(f"its {name} is not a whole number a slot")
+        if value.numel() and not 0 <= int(value.min()) <= int(value.max()) < limit:
+            raise ValueError(f"its {name} is not between 0 and {limit - 1}")
+    return entry(report, PARTITION, int), Decisions(found["band"], found["level"])

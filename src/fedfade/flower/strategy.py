@@ -1,11 +1,9 @@
 """Wrap a Flower strategy so that updates arrive only if their upload finishes in time."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -20,22 +18,9 @@ from fedfade.config import Config
 from fedfade.device import one_thread, pick_device
 from fedfade.errors import UserError, not_allowed
 from fedfade.experiments import Uplink
-from fedfade.flower.decisions import Decisions, Seen, play_with_clients
-from fedfade.flower.mod import question_content, read_decisions
-from fedfade.flower.policies import choose_policy
-from fedfade.flower.records import (
-    NORM,
-    PARTITION,
-    REPORT,
-    all_finite,
-    flat,
-    is_running_statistic,
-    matching,
-    payload_bits,
-    trained_names,
-    whole,
-)
-from fedfade.learning import MAX_NORM, Sent, ServerState, Updates
+from fedfade.flower import records
+from fedfade.flower.decisions import Decisions, Seen, choose_policy, play_with_clients
+from fedfade.learning import MAX_NORM, Updates, gram
 from fedfade.uplink import Progress, Scenario
 
 log = logging.getLogger("flwr")
@@ -68,14 +53,22 @@ class RoundReport(NamedTuple):
         return {f"uplink-{name.replace('_', '-')}": value for name, value in named.items()}
 
 
-@dataclass(frozen=True)
-class _Reply:
+class _Reply(NamedTuple):
     """A training reply that can be placed."""
 
     message: Message
     client: int
     bits: float
     finite: bool
+
+
+class _Slots(NamedTuple):
+    """What came of a round's slots."""
+
+    delivered: Tensor  # [client] bool
+    bits: float  # received
+    slots: int
+    exchanges: int
 
 
 class WirelessStrategy(Strategy):
@@ -99,7 +92,7 @@ class WirelessStrategy(Strategy):
         payload_bits: float | None = None,
         local_s: float = 0.0,
         answer_timeout_s: float = 300.0,
-        is_buffer: Callable[[str], bool] = is_running_statistic,
+        is_buffer: Callable[[str], bool] = records.is_running_statistic,
     ) -> None:
         """`payload_bits`: instead of the real size; `local_s`: simulated time of local training;
         `is_buffer`: arrays, by name, that are averaged but not trained."""
@@ -111,12 +104,9 @@ class WirelessStrategy(Strategy):
         everything = ("csi", "central")  # nobody tells a client the others' fading
         if decide == "client" and (self.policy is None or self.policy.scope in everything):
             raise not_allowed("decide", decide, "server for a policy that needs to see everything")
-        self.decide = decide
-        self.local_s = local_s
-        self.answer_timeout_s = answer_timeout_s
+        self.decide, self.local_s, self.answer_timeout_s = decide, local_s, answer_timeout_s
         self.history: list[RoundReport] = []
-        self._payload_bits = payload_bits
-        self._is_buffer = is_buffer
+        self._payload_bits, self._is_buffer = payload_bits, is_buffer
         self._uplink: Uplink | None = None
         self._grid: Grid | None = None
         self._model: ArrayRecord | None = None
@@ -128,40 +118,30 @@ class WirelessStrategy(Strategy):
         """Simulated seconds since the start."""
         return self.history[-1].clock_s if self.history else 0.0
 
-    # --- Flower's strategy ----------------------------------------------------------------------
-
     def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        *arguments: Any,
-        **named: Any,
+        self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, *rest: Any, **named: Any
     ) -> Result:
         """Run all rounds; the channel is drawn for `run.rounds` of them."""
         rounds = self.config.run.rounds
         if num_rounds > rounds:
             raise not_allowed("num_rounds", num_rounds, f"at most run.rounds = {rounds}")
         self.history, self._previous = [], None
-        result = super().start(grid, initial_arrays, num_rounds, *arguments, **named)
+        result = super().start(grid, initial_arrays, num_rounds, *rest, **named)
         if not result.arrays:  # nobody ever delivered: the model is still the first one
             result.arrays = initial_arrays
         return result
 
     def summary(self) -> None:
         """Log what is wrapped and how."""
-        radio = self.config.radio
-        name = "perfect" if self.policy is None else self.policy.name
+        radio, name = self.config.radio, "perfect" if self.policy is None else self.policy.name
+        sizes = (radio.slots, radio.slot_s, radio.subbands)
         log.info("\t├──> Uplink: %s, decided by the %s", name, self.decide)
-        log.info(
-            "\t│\t└──%d slots of %g s, %d sub-bands", radio.slots, radio.slot_s, radio.subbands
-        )
+        log.info("\t│\t└──%d slots of %g s, %d sub-bands", *sizes)
         self.inner.summary()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the wrapped strategy does."""
         self._grid, self._model = grid, arrays
         messages = list(self.inner.configure_train(server_round, arrays, config, grid))
         self._asked = {message.metadata.dst_node_id for message in messages}
@@ -173,18 +153,29 @@ class WirelessStrategy(Strategy):
         """Play the uploads, then let the wrapped strategy average what arrived."""
         every = list(replies)
         failed = [reply for reply in every if reply.has_error()]
-        problems = _silent(every, self._asked)
         placed, refused = self._place([reply for reply in every if not reply.has_error()])
-        problems += refused
-        sent = self._sent(server_round - 1, placed)
-        played = self._play(sent, placed, server_round - 1)
+        played = self._play(placed, server_round - 1)
         arrived = [r for r in placed if r.finite and played.delivered[r.client]]
-        problems += [
-            f"client {r.client}: its numbers are not finite" for r in placed if not r.finite
-        ]
+        infinite = [r.client for r in placed if not r.finite]
+        problems = [f"client {client}: its numbers are not finite" for client in infinite]
+        problems = [*_silent(every, self._asked), *refused, *problems]
         for problem in problems:
             log.warning("round %d, %s", server_round, problem)
-        report = self._report(server_round, placed, arrived, played, len(refused), problems)
+        seconds = played.slots * self.config.radio.slot_s + self.local_s
+        report = RoundReport(
+            round=server_round,
+            trained=len(placed),
+            delivered=tuple(r.client for r in arrived),
+            slots=played.slots,
+            seconds=seconds,
+            clock_s=self.clock_s + seconds,
+            bits_sent=played.bits,
+            bits_wasted=max(0.0, played.bits - sum(r.bits for r in arrived)),
+            not_finite=len(infinite),
+            refused=len(refused),
+            exchanges=played.exchanges,
+            left_out=tuple(problems),
+        )
         self.history.append(report)
         arrays, metrics = None, None
         if arrived:
@@ -198,57 +189,50 @@ class WirelessStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the wrapped strategy does: a few numbers need no schedule."""
+        """As the wrapped strategy does, like the next: a few numbers need no schedule."""
         return list(self.inner.configure_evaluate(server_round, arrays, config, grid))
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """As the wrapped strategy does."""
         return self.inner.aggregate_evaluate(server_round, replies)
-
-    # --- replies --------------------------------------------------------------------------------
 
     def _place(self, replies: list[Message]) -> tuple[list[_Reply], list[str]]:
         """Replies by partition; the mod's report is taken out. Who cannot be placed is refused."""
         placed: dict[int, _Reply] = {}
         problems = []
-        reports = [reply.content.pop(REPORT, None) for reply in replies]
+        reports = [reply.content.pop(records.REPORT, None) for reply in replies]
         if replies and not any(isinstance(report, ConfigRecord) for report in reports):
-            raise UserError(
-                "no reply can be placed: no report; does the ClientApp have mods=[UplinkMod()]?"
-            )
+            why = "no report; does the ClientApp have mods=[UplinkMod()]?"
+            raise UserError(f"no reply can be placed: {why}")
         # Arrays unlike the model are the app's own business, unless others are like it.
         alike = [self._update(reply) is not None for reply in replies]
         for reply, report, like_model in zip(replies, reports, alike, strict=True):
-            content = reply.content
             try:
                 if not isinstance(report, ConfigRecord):
                     raise ValueError("no report: does its ClientApp have mods=[UplinkMod()]?")
                 if any(alike) and not like_model:
                     raise ValueError("its arrays are not shaped like the model")
-                client = whole(report, PARTITION)
+                client = records.entry(report, records.PARTITION, int)
                 if not 0 <= client < self.config.learning.clients:
                     raise ValueError(f"partition id {client} is not below learning.clients")
                 if client in placed:
                     raise ValueError(f"a second reply for partition id {client}")
-                finite = all_finite(content) and self._norm(reply) <= MAX_NORM
+                vector = self._update(reply)
+                norm = 0.0 if vector is None else float(torch.linalg.vector_norm(vector.double()))
+                finite = records.all_finite(reply.content) and norm <= MAX_NORM
                 if finite:
                     self._check_norm(reply, report)
-                bits = self._payload_bits or payload_bits(content)
+                bits = self._payload_bits or records.payload_bits(reply.content)
                 placed[client] = _Reply(reply, client, bits, finite)
             except ValueError as error:
                 problems.append(f"node {reply.metadata.src_node_id}: reply refused, {error}")
         return [placed[client] for client in sorted(placed)], problems
 
-    def _norm(self, reply: Message) -> float:
-        """Of the update of a reply that is shaped like the model, 0 for others."""
-        vector = self._update(reply)
-        return 0.0 if vector is None else float(torch.linalg.vector_norm(vector.double()))
-
     def _check_norm(self, reply: Message, report: ConfigRecord) -> None:
         """The update must be as long as its client said, who knows of running statistics alone."""
-        said, vector = report.get(NORM), self._update(reply, is_running_statistic)
+        said = report.get(records.NORM)
+        vector = self._update(reply, records.is_running_statistic)
         if not isinstance(said, float) or not math.isfinite(said) or vector is None:
             return
         found = float(torch.linalg.vector_norm(vector))
@@ -260,32 +244,30 @@ class WirelessStrategy(Strategy):
     ) -> Tensor | None:
         """g_n = w_t - w_n of a reply that is shaped like the model: [D]."""
         assert self._model is not None
-        record = matching(reply.content, self._model)
+        record = records.matching(reply.content, self._model)
         if record is None:
             return None
-        names = trained_names(self._model, is_buffer or self._is_buffer)
-        return flat(self._model, names) - flat(record, names)
+        names = records.trained_names(self._model, is_buffer or self._is_buffer)
+        return records.flat(self._model, names) - records.flat(record, names)
 
-    def _sent(self, number: int, placed: list[_Reply]) -> Sent | None:
-        """The replies as the first half of a round; None if their arrays are not the model's.
+    def _gram(self, placed: list[_Reply]) -> Tensor | None:
+        """The Gram matrix of the round's updates; None if the replies' arrays are not the model's.
 
         Clients that did not train, or whose numbers are not finite, have zeros.
         """
-        clients = self.config.learning.clients
         vectors = {r.client: self._update(r.message) for r in placed if r.finite}
-        if any(vector is None for vector in vectors.values()):
+        found = {client: vector for client, vector in vectors.items() if vector is not None}
+        if len(found) < len(vectors):
             return None
-        width = max((len(v) for v in vectors.values() if v is not None), default=0)
+        clients, width = self.config.learning.clients, max(map(len, found.values()), default=0)
         parameters = torch.zeros(1, clients, width)
         finite = torch.zeros(1, clients, dtype=torch.bool)
-        for client, vector in vectors.items():
-            if vector is not None:
-                parameters[0, client], finite[0, client] = vector, True
-        nothing = torch.zeros(1, clients, 0)
-        updates = Updates(parameters, nothing, finite, nothing.sum(-1), nothing.sum(-1))
+        for client, vector in found.items():
+            parameters[0, client], finite[0, client] = vector, True
+        nothing = torch.zeros(1, clients)
+        updates = Updates(parameters, nothing[..., None], finite, nothing, nothing)
         previous = torch.zeros(width) if self._previous is None else self._previous
-        model = ServerState(nothing[:, 0], nothing[:, 0], previous[None, :width])
-        return Sent(number, model, updates, (None, None))
+        return gram(updates, previous[None, :width])
 
     def _remember(self, arrays: ArrayRecord | None) -> None:
         """g_t is what the average really did to the model: 0 if nothing arrived, unless the
@@ -294,27 +276,23 @@ class WirelessStrategy(Strategy):
             self._previous = None
         if arrays is None or self._model is None or arrays.keys() != self._model.keys():
             return
-        names = trained_names(self._model, self._is_buffer)
-        self._previous = flat(self._model, names) - flat(arrays, names)
+        names = records.trained_names(self._model, self._is_buffer)
+        self._previous = records.flat(self._model, names) - records.flat(arrays, names)
 
-    # --- slots ----------------------------------------------------------------------------------
-
-    def _play(self, sent: Sent | None, placed: list[_Reply], number: int) -> _Slots:
+    def _play(self, placed: list[_Reply], number: int) -> _Slots:
         """Play the round's slots for the clients that trained."""
         if self.policy is None or not placed:
             everybody = torch.ones(self.config.learning.clients, dtype=torch.bool)
-            return _Slots(everybody, None, 0, 0)
-        if gradient_aware(self.policy) and sent is None:
-            raise UserError(
-                f"policy {self.policy.name!r} looks at updates, but the replies' arrays are not "
-                "shaped like the model."
-            )
+            return _Slots(everybody, sum(r.bits for r in placed), 0, 0)
+        inner = self._gram(placed)
+        if gradient_aware(self.policy) and inner is None:
+            why = "looks at updates, but the replies' arrays are not shaped like the model"
+            raise UserError(f"policy {self.policy.name!r} {why}.")
         payload = max(r.bits for r in placed)
         if self._uplink is None:
             self._uplink = Uplink(self.config, payload, pick_device(self.config.run.device))
         uplink, scenario = self._uplink, replace(self._uplink.scenario, payload_bits=payload)
-        inner = None if sent is None else sent.inner.to(scenario.device)
-        round_ = uplink.round(number, inner)
+        round_ = uplink.round(number, None if inner is None else inner.to(scenario.device))
         keys = uplink.keys(self.policy.name, number)
         left = torch.zeros(1, scenario.clients, device=scenario.device)
         for reply in placed:
@@ -325,38 +303,28 @@ class WirelessStrategy(Strategy):
                 outcome = play_round(self.policy, scenario, round_, keys, start=start)
         else:
             nodes = {r.client: r.message.metadata.src_node_id for r in placed}
-            name, scope, ask = (
-                self.policy.name,
-                self.policy.scope,
-                partial(self._ask, scenario, nodes),
-            )
-            played = play_with_clients(name, scope, scenario, round_, keys, start, ask)
-            outcome, exchanges = played.outcome, played.exchanges
-        sending = left[0] > 0
+            ask = partial(self._ask, scenario, nodes)
+            outcome, exchanges = play_with_clients(self.policy, scenario, round_, keys, start, ask)
+        delivered, sending = outcome.delivered[0], left[0] > 0
         last = int(outcome.finish_slot[0][sending].max())
-        return _Slots(outcome.delivered[0] & sending, outcome.bits[0], last, exchanges)
+        return _Slots(delivered & sending, float(outcome.bits[0].sum()), last, exchanges)
 
     def _ask(
         self, scenario: Scenario, nodes: dict[int, int], questions: list[Seen]
     ) -> dict[int, Decisions]:
         """One exchange with the clients; answers that make no sense count as none."""
         assert self._grid is not None
-        tree = self.config.model_dump_json()
-        messages = [
-            Message(
-                question_content(tree, scenario.payload_bits, seen),
-                dst_node_id=nodes[seen.client],
-                message_type=MessageType.TRAIN,
-            )
-            for seen in questions
-        ]
+        messages = []
+        for seen in questions:
+            content = records.question_content(self.config, scenario.payload_bits, seen)
+            messages.append(Message(content, nodes[seen.client], MessageType.TRAIN))
         answers = {}
         for reply in self._grid.send_and_receive(messages, timeout=self.answer_timeout_s):
             node = reply.metadata.src_node_id
             try:
                 if reply.has_error():
                     raise ValueError(reply.error.reason)
-                client, decisions = read_decisions(reply.content, scenario)
+                client, decisions = records.read_answer(reply.content, scenario)
                 if nodes.get(client) != node:
                     raise ValueError(f"it speaks for client {client}")
                 answers[client] = decisions
@@ -364,49 +332,10 @@ class WirelessStrategy(Strategy):
                 log.warning("decisions of node %d refused: %s", node, error)
         return answers
 
-    def _report(
-        self,
-        server_round: int,
-        placed: list[_Reply],
-        arrived: list[_Reply],
-        played: _Slots,
-        refused: int,
-        problems: list[str],
-    ) -> RoundReport:
-        everything = sum(r.bits for r in placed)
-        sent = everything if played.bits is None else float(played.bits.sum())
-        seconds = played.slots * self.config.radio.slot_s + self.local_s
-        return RoundReport(
-            round=server_round,
-            trained=len(placed),
-            delivered=tuple(r.client for r in arrived),
-            slots=played.slots,
-            seconds=seconds,
-            clock_s=self.clock_s + seconds,
-            bits_sent=sent,
-            bits_wasted=max(0.0, sent - sum(r.bits for r in arrived)),
-            not_finite=sum(not r.finite for r in placed),
-            refused=refused,
-            exchanges=played.exchanges,
-            left_out=tuple(problems),
-        )
-
 
 def _silent(replies: list[Message], asked: set[int]) -> list[str]:
     """Nodes that were asked and sent an error, or nothing at all."""
-    lines = [
-        f"node {reply.metadata.src_node_id}: error, {' '.join(reply.error.reason.split())[:200]}"
-        for reply in replies
-        if reply.has_error()
-    ]
+    failed = [(r.metadata.src_node_id, r.error.reason) for r in replies if r.has_error()]
+    lines = [f"node {node}: error, {' '.join(reason.split())[:200]}" for node, reason in failed]
     gone = asked - {reply.metadata.src_node_id for reply in replies}
     return lines + [f"node {node}: no reply" for node in sorted(gone)]
-
-
-class _Slots(NamedTuple):
-    """What came of a round's slots."""
-
-    delivered: Tensor  # [client] bool
-    bits: Tensor | None  # [client] received; None where every upload succeeds
-    slots: int
-    exchanges: int

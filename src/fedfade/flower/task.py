@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 import torch
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 
 from fedfade.config import Config, load_config
 from fedfade.errors import not_allowed
 from fedfade.flower.mod import partition_id
+from fedfade.flower.records import pack, unpack
 from fedfade.learning import Federation, ServerState, load_data
 
 
@@ -49,12 +50,8 @@ class FederatedTask:
         trained = state.parameters - updates.parameters[:, 0]
         after = ServerState(trained, updates.buffers[:, 0], state.previous)
         weighted = self.config.learning.weighting == "samples"
-        metrics = MetricRecord(
-            {
-                "num-examples": int(updates.samples[0, 0]) if weighted else 1,
-                "train-loss": float(updates.loss[0, 0]),
-            }
-        )
+        examples, loss = int(updates.samples[0, 0]) if weighted else 1, float(updates.loss[0, 0])
+        metrics = MetricRecord({"num-examples": examples, "train-loss": loss})
         content = RecordDict({"arrays": self._arrays(after), "metrics": metrics})
         return Message(content, reply_to=message)
 
@@ -65,7 +62,7 @@ class FederatedTask:
 
     def state(self, arrays: ArrayRecord) -> ServerState:
         """A global model as fedfade holds it."""
-        tensors = {name: torch.from_numpy(array.numpy().copy()) for name, array in arrays.items()}
+        tensors = unpack(arrays)
         parameters = self.federation.parameter_layout.flatten(tensors)[None]
         buffers = self.federation.buffer_layout.flatten(tensors)[None]
         return ServerState(parameters, buffers, previous=torch.zeros_like(parameters))
@@ -74,7 +71,7 @@ class FederatedTask:
         """A global model as Flower sends it: what is trained and what is averaged beside it."""
         found = self.federation.parameter_layout.views(state.parameters[0])
         found |= self.federation.buffer_layout.views(state.buffers[0])
-        return ArrayRecord({name: Array(t.numpy(force=True)) for name, t in found.items()})
+        return pack(found)
 
 
 @lru_cache(maxsize=4)
