@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fedfade.agents.policy import scope_of
+from fedfade.agents import scope_of
 
 from fedfade import seams
 from fedfade.agents.export import normalisation

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedfade.allocation.assignment import assign
-from fedfade.allocation.policy import Scope, View, full_power
+from fedfade.allocation.policy import BuiltInPolicy, View, full_power
 from fedfade.uplink import Action
 from fedfade.uplink.plan import best_rate, shortest_first
 
@@ -50,7 +50,7 @@ class Account:
     slots: Tensor  # [episode] in so many slots
 
 
-class DeadlineMatching:
+class DeadlineMatching(BuiltInPolicy):
     """Centralised: all who can still finish, matched to sub-bands by everybody's fading.
 
     With more candidates than sub-bands, nobody needs to send in a bad slot, so a slot is worth
@@ -59,8 +59,7 @@ class DeadlineMatching:
     """
 
     name = "deadline-matching"
-    scope: Scope = "central"
-    gradient_aware = False
+    scope = "central"
 
     FIRST_GAIN, FIRST_SLOTS = 1.2, 10.0  # assumed worth of a slot, as if seen in so many slots
     HURRY = 0.5  # exponent of the time needed in a client's weight
@@ -106,7 +105,7 @@ class ExpectedSlots:
     needed: Tensor  # [episode, client] of these, not yet given
 
 
-class DeadlineFeedback:
+class DeadlineFeedback(BuiltInPolicy):
     """The same, knowing no more than who has finished.
 
     Everybody keeps the same account of the turns all have had, which stands for the progress
@@ -115,8 +114,7 @@ class DeadlineFeedback:
     """
 
     name = "deadline-feedback"
-    scope: Scope = "feedback"
-    gradient_aware = False
+    scope = "feedback"
 
     MARGIN = 1.03  # slots set aside for one slot expected
     OVERDUE = 0.03  # of its upload, what a client late to finish is thought to have left

@@ -60,8 +60,7 @@ class View:
         return fold(self.round_keys, self.slot)
 
     @property
-    def slots_left(self) -> int:
-        """Slots still to play, this one included."""
+    def slots_left(self) -> int:  # this one included
         return self.scenario.slots - self.slot
 
     @property
@@ -102,6 +101,16 @@ class Policy(Protocol):
         """Choose sub-band and power level of every client for this slot."""
 
 
+class BuiltInPolicy:
+    """What most of our own share: no look at gradients, and nothing to prepare for a round."""
+
+    scope: Scope = "local"
+    gradient_aware = False
+
+    def begin(self, view: View) -> Any:
+        return None
+
+
 def gradient_aware(policy: Policy) -> bool:
     """Whether the policy looks at gradients; if not, its rounds need not wait for the learning."""
     return bool(getattr(policy, "gradient_aware", True))
@@ -114,16 +123,8 @@ def full_power(view: View, band: Tensor) -> Action:
     return Action(band.clamp(min=0), level)
 
 
-def check_action(name: str, action: object, scenario: Scenario, episodes: int) -> Action:
-    """Refuse what a user's policy must not answer, in one sentence."""
-    checks = ActionChecks(name, scenario, episodes)
-    answer = checks.take(action)
-    checks.finish()
-    return answer
-
-
 class ActionChecks:
-    """What a policy answers in a round: kind and shape at once, values on the CPU too.
+    """Refuses what a user's policy must not answer: kind and shape at once, values on the CPU too.
 
     Looking at values would wait for a GPU in every slot, so there they are looked at when the
     round is over; until then those out of range are moved into it.
@@ -136,7 +137,6 @@ class ActionChecks:
         self._extremes: list[Tensor] = []  # [(least, most), (band, level)] of every slot
 
     def take(self, action: object) -> Action:
-        """One slot's answer."""
         if not (isinstance(action, tuple) and len(action) == 2):
             kind = type(action).__name__
             raise UserError(f"{self._answered} {kind}: it must answer Action(band, level).")

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from fedfade.allocation import (
     Action,
+    ActionChecks,
     Outcome,
     Policy,
     Scope,
     View,
-    check_action,
     make_view,
     play_round,
 )
@@ -69,7 +69,7 @@ def decide(policy: Policy, scenario: Scenario, seen: Seen) -> Decisions:
     round_ = Round(seen.alpha[None], fading, inner, seen.number[None])
     band = torch.zeros(scenario.slots, dtype=torch.int64)
     level = torch.full_like(band, scenario.silent_level)
-    memory = None
+    memory, checks = None, ActionChecks(policy.name, scenario, episodes=1)
     for slot in range(scenario.slots):
         if seen.remaining_bits[slot] <= 0:
             break  # done: silent to the end
@@ -78,7 +78,7 @@ def decide(policy: Policy, scenario: Scenario, seen: Seen) -> Decisions:
         view = make_view(policy, scenario, round_, Progress(left[None]), slot, seen.key[None])
         if slot == 0:
             memory = policy.begin(view)
-        action = check_action(policy.name, policy.act(view, memory), scenario, episodes=1)
+        action = checks.take(policy.act(view, memory))
         band[slot], level[slot] = action.band[0, own], action.level[0, own]
     return Decisions(band, level)
 
