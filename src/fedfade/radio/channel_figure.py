@@ -14,8 +14,7 @@ from fedfade.radio.statistics import gain_statistics
 
 _FILES = ("#2471a3", "#c0392b")
 _BANDS = ("#1b4f72", "#e67e22", "#17a589", "#c0392b", "#8e44ad", "#7f8c8d")
-_MAX_LAG = 30
-_SHOWN_SLOTS = 120
+_MAX_LAG, _SHOWN_SLOTS = 30, 120
 
 
 def channel_figure(recordings: Sequence[Recording], drop: int = 0) -> Figure:
@@ -120,8 +119,8 @@ def _maps(figure: Any, panels: Sequence[Any], recordings: Sequence[Recording]) -
 
 
 def _gain_over_distance(axes: Any, recordings: Sequence[Recording]) -> None:
-    axes.set(title="large-scale gain", ylabel="gain (dB)")
-    axes.set_xlabel("distance to the base station (m)")
+    label = "distance to the base station (m)"
+    axes.set(title="large-scale gain", ylabel="gain (dB)", xlabel=label)
     for recording, colour in zip(recordings, _FILES, strict=False):
         if recording.position is not None and recording.large_scale_gain_db is not None:
             distance, gain = np.hypot(*recording.position.T), recording.large_scale_gain_db

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +21,8 @@ LIGHT_MPS = 299_792_458.0
 def table(name: str = "tr38901_v16_1_umi_nlos") -> Mapping[str, Any]:
     """A parameter table shipped with the package."""
     file = resources.files("fedfade.radio") / "tables" / f"{name}.json"
-    return cast(Mapping[str, Any], json.loads(file.read_text("utf-8")))
+    rows: Mapping[str, Any] = json.loads(file.read_text("utf-8"))
+    return rows
 
 
 def log_normal_spread(name: str, carrier_hz: float, standard_normal: Tensor) -> Tensor:

@@ -118,8 +118,8 @@ def plan_preference(scenario: Scenario, trust: float) -> tuple[Tensor, Tensor] |
     vector = torch.zeros(scenario.actions)
     silent = scenario.silent_level  # on sub-band 0: they are all the same
     vector[silent] = trust
-    first = part_columns(scenario)["reservation"].start
-    for band in range(scenario.bands):
-        matrix[first + band, band * scenario.levels + scenario.full_level] = trust
-        matrix[first + band, silent] = -trust
+    band = torch.arange(scenario.bands)
+    planned = part_columns(scenario)["reservation"].start + band
+    matrix[planned, band * scenario.levels + scenario.full_level] = trust
+    matrix[planned, silent] = -trust
     return matrix.to(scenario.device), vector.to(scenario.device)
