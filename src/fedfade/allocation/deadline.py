@@ -74,27 +74,24 @@ class DeadlineMatching(BuiltInPolicy):
     def act(self, view: View, memory: Account) -> Action:
         """Weigh everybody's rate by how much it has before it, and match for the greatest sum."""
         scenario, bits = view.scenario, memory.bits
-        gain = self._gain(view, memory)
+        # What a slot has been worth so far; the last slot of an upload is not full.
+        whole = memory.sent & view.active
+        worth = (memory.remaining_bits - view.remaining_bits) / bits
+        memory.gained = memory.gained + (worth * whole).sum(-1)
+        memory.slots = memory.slots + whole.sum(-1)
+        memory.remaining_bits = view.remaining_bits
+        gain = (memory.gained / memory.slots)[:, None]
         # More slots than any round has; beyond, weights would leave the range of numbers.
         needed = (view.remaining_bits / bits).clamp(max=1e12)
         needed = needed.masked_fill(~view.active, torch.inf)
         hurry = (needed / view.slots_left) ** self.HURRY
-        belongs = members(view, needed, gain[:, None], reach=torch.inf)
+        belongs = members(view, needed, gain, reach=torch.inf)
         weight = torch.where(belongs, hurry, self.BEYOND * hurry).masked_fill(~view.active, 0.0)
         rate = torch.log2(1.0 + view.received_snr) * (scenario.bandwidth_hz * scenario.slot_s)
         band, _ = assign((weight / bits)[..., None] * rate)
         band = band.masked_fill(~view.active, -1)
         memory.sent = band >= 0
         return full_power(view, band)
-
-    def _gain(self, view: View, memory: Account) -> Tensor:
-        """What a slot has been worth so far; last slots of an upload are not full: [episode]."""
-        whole = memory.sent & view.active
-        worth = (memory.remaining_bits - view.remaining_bits) / memory.bits
-        memory.gained = memory.gained + (worth * whole).sum(-1)
-        memory.slots = memory.slots + whole.sum(-1)
-        memory.remaining_bits = view.remaining_bits
-        return memory.gained / memory.slots
 
 
 @dataclass
@@ -125,7 +122,6 @@ class DeadlineFeedback(BuiltInPolicy):
         return ExpectedSlots(whole, whole)
 
     def act(self, view: View, memory: ExpectedSlots) -> Action:
-        """A turn for those who are thought to have most before them."""
         assert view.finished is not None
         needed = memory.needed.maximum(self.OVERDUE * memory.whole)
         needed = needed.masked_fill(view.finished, torch.inf)

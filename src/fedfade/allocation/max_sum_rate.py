@@ -43,10 +43,6 @@ def max_sum_rate(received_power: Tensor | ArrayLike, noise: float) -> Tensor:
     `received_power` [..., client, band] is what arrives at full power, as a tensor, an array or
     nested lists; clients that are done have 0 and stay silent. Exact for up to 12 clients and any
     number of sub-bands.
-
-    >>> strong, weak = [8.0, 6.0], [7.0, 1.0]
-    >>> max_sum_rate(torch.tensor([strong, weak]), noise=1.0)
-    tensor([1, 0])
     """
     received = _as_tensor(received_power)
     try:

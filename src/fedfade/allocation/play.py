@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 def as_observed(policy: Policy, scenario: Scenario) -> Scenario:
     """The scenario as a policy observes it, if it says how (`observed`)."""
     observed: Observed | None = getattr(policy, "observed", None)
-    return scenario if observed is None else replace(scenario, **observed._asdict())
+    return replace(scenario, **observed._asdict()) if observed else scenario
 
 
 def slots_at_once(policy: Policy, scenario: Scenario, episodes: int) -> int:
@@ -128,19 +128,18 @@ def play_round(
     checks = ActionChecks(policy.name, scenario, episodes)
     trusted = trusted_slots is not None
     known = trusted_slots if trusted else slots_at_once(policy, scenario, episodes)
+    observations = Observations(as_observed(policy, scenario), round_, known) if known else None
     progress = start = start or uplink.start_round(scenario, episodes)
-    seen = as_observed(policy, scenario)
-    observations = Observations(seen, round_, known) if known else None
-    asked = f"policy {policy.name!r}", policy
+    who = f"policy {policy.name!r}"
     view = make_view(policy, scenario, round_, progress, 0, keys, observations)
-    memory = ask(*asked, "begin", view)
+    memory = ask(who, policy, "begin", view)
     finish_slot = torch.full_like(progress.remaining_bits, scenario.slots)
     rate_sum, reward = torch.zeros(2, episodes, device=scenario.device)
     normalised = uplink.normalised_inner(round_.inner)
     frames = []
     for slot in range(scenario.slots):
         view = make_view(policy, scenario, round_, progress, slot, keys, observations)
-        answer = ask(*asked, "act", view, memory)
+        answer = ask(who, policy, "act", view, memory)
         action = answer if trusted else checks.take(answer)
         gain = uplink.slot_gain(round_, slot)
         after, result = uplink.play_slot(scenario, progress, gain, action)

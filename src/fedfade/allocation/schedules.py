@@ -104,7 +104,6 @@ class FinishFeedbackSchedule(BuiltInPolicy):
         return Queue(order, torch.full_like(order, -1), (~view.active).sum(-1))
 
     def act(self, view: View, memory: Queue) -> Action:
-        """Free the sub-bands of those who are done and call the next."""
         assert view.finished is not None
         memory.band = torch.where(view.finished, -1, memory.band)
         taken = torch.nn.functional.one_hot(memory.band + 1, view.scenario.bands + 1)[..., 1:]

@@ -64,16 +64,7 @@ class Trajectory(LargeScale):
 
 
 class Cell:
-    """A hexagon (vertices on the x axis) with the base station in its centre.
-
-    >>> cell = Cell(CellConfig(), RadioConfig(), clients=10)
-    >>> trajectory = cell.trajectory(seeds=[0, 1, 2], rounds=5)
-    >>> trajectory.gain_db.shape                                  # [run, round, client]
-    torch.Size([3, 5, 10])
-    >>> later = cell.trajectory(seeds=[1], rounds=1, first_round=4)
-    >>> bool((later.gain_db[0, 0] == trajectory.gain_db[1, 4]).all())
-    True
-    """
+    """A hexagon (vertices on the x axis) with the base station in its centre."""
 
     def __init__(self, cell: CellConfig, radio: RadioConfig, clients: int) -> None:
         self.config, self.radio, self.clients = cell, radio, clients

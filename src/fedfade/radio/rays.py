@@ -160,11 +160,7 @@ def draw_rays(
 
 
 def subcluster_sizes() -> list[int]:
-    """Rays in each sub-cluster (Table 7.5-5).
-
-    >>> subcluster_sizes()
-    [10, 6, 4]
-    """
+    """Rays in each sub-cluster (Table 7.5-5): 10, 6 and 4."""
     return [len(row["rays"]) for row in table()["rays"]["subclusters"]]
 
 

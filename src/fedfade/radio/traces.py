@@ -91,18 +91,14 @@ def read_gains(path: Path | str, average: bool = False) -> np.ndarray:
         and np.all(np.isfinite(mean) & (mean > 0))
     ):
         raise UserError(f"'xpr_gain' in {str(path)!r} must be one positive number a drop.")
-    return {name: _checked(name, gain, mean, path) for name, gain in arrays.items()}[wanted]
-
-
-def _checked(name: str, gain: np.ndarray, mean: np.ndarray | None, path: Path | str) -> np.ndarray:
-    """Gains as float32, divided by the mean power of their drop where it is given."""
     with np.errstate(all="ignore"):  # what overflows is found below
-        gain = gain.astype(np.float32)
-        if mean is not None:
-            gain = gain / mean.astype(np.float32)[:, None, None]
-    if not np.all(np.isfinite(gain)):
-        drop = int(np.argwhere(~np.isfinite(gain))[0, 0])
-        raise UserError(f"{name!r} in {str(path)!r} holds NaN or infinity (first in drop {drop}).")
-    if np.any(gain < 0):
-        raise UserError(f"{name!r} in {str(path)!r} holds negative power gains.")
-    return gain
+        unit = 1.0 if mean is None else mean.astype(np.float32)[:, None, None]
+        arrays = {name: gain.astype(np.float32) / unit for name, gain in arrays.items()}
+    for name, gain in arrays.items():
+        found = f"{name!r} in {str(path)!r} holds"
+        if not np.all(np.isfinite(gain)):
+            drop = int(np.argwhere(~np.isfinite(gain))[0, 0])
+            raise UserError(f"{found} NaN or infinity (first in drop {drop}).")
+        if np.any(gain < 0):
+            raise UserError(f"{found} negative power gains.")
+    return arrays[wanted]

@@ -48,7 +48,7 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
         if render_mode != "human":  # PettingZoo's render_test makes one, whatever is offered
             self._check_render_mode()
         self._gradients = gradient_source(config)
-        self._rounds = self._new_rounds(0)
+        self._rounds = Rounds(config, self._gradients, episodes=1, seeds=[0])
         self.scenario = scenario = self._rounds.scenario
         self.possible_agents = [f"client_{n}" for n in range(scenario.clients)]
         self.agents: list[str] = []
@@ -74,7 +74,8 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
         self._check_render_mode()
         if seed is not None or self._random is None:
             self._random, _ = seeding.np_random(seed)
-            self._rounds = self._new_rounds(int(self._random.integers(_MAX_SEED)))
+            seeds = [int(self._random.integers(_MAX_SEED))]
+            self._rounds = Rounds(self.config, self._gradients, episodes=1, seeds=seeds)
             self._episode = -1
         elif self._slot < self.scenario.slots:  # the federated task awaits its outcome
             self._rounds.deliver(self._episode, self._progress.finished[:, None])
@@ -113,8 +114,7 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
         """What a central critic or mixer may see."""
         self._check_begun("state")
         blank = self._static.state[self._shown_slot].clone()
-        filled = observed.fill_state(self.scenario, blank, self._progress)[0]
-        return np.asarray(filled.numpy(), dtype=np.float32)
+        return np.asarray(observed.fill_state(self.scenario, blank, self._progress)[0].numpy())
 
     def render(self) -> NDArray[np.uint8] | None:
         """The round so far: who sends where, and how far everybody is."""
@@ -139,9 +139,6 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
         """After the deadline the last slot's gains stay in view."""
         return min(self._slot, self.scenario.slots - 1)
 
-    def _new_rounds(self, seed: int) -> Rounds:
-        return Rounds(self.config, self._gradients, episodes=1, seeds=[seed])
-
     def _observe(self) -> Dicts:
         blank = self._static.observation[self._shown_slot].clone()
         filled = observed.fill_observation(self.scenario, blank, self._progress)[:, 0].numpy()
@@ -154,11 +151,9 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
 
     def _choices(self, actions: Mapping[str, int]) -> torch.Tensor:
         """One number an agent, checked: [1, client]."""
-        missing = [agent for agent in self.agents if agent not in actions]
-        if missing:
+        if missing := [agent for agent in self.agents if agent not in actions]:
             raise UserError(f"no action for {missing[0]}: every client must act in every slot.")
-        unknown = [agent for agent in actions if agent not in self.action_spaces]
-        if unknown:
+        if unknown := [agent for agent in actions if agent not in self.action_spaces]:
             known = f"one of client_0 to {self.possible_agents[-1]}"
             raise not_allowed("agent of an action", unknown[0], known)
         return torch.tensor([[self._choice(agent, actions[agent]) for agent in self.agents]])

@@ -22,14 +22,7 @@ class StaticObservation(NamedTuple):
 
 
 def part_columns(scenario: Scenario) -> dict[str, slice]:
-    """Where each part lies in an agent's observation.
-
-    >>> from fedfade.config import load_config
-    >>> from fedfade.uplink import scenario_from_config
-    >>> columns = part_columns(scenario_from_config(load_config("paper"), 9932960))
-    >>> columns["fading"], columns["remaining"]
-    (slice(10, 14, None), slice(14, 15, None))
-    """
+    """Where each part lies in an agent's observation."""
     columns: dict[str, slice] = {}
     start = 0
     for name in scenario.observe:
@@ -91,9 +84,8 @@ def fill_observation(scenario: Scenario, blank: Tensor, progress: Progress) -> T
 
 def fill_state(scenario: Scenario, blank: Tensor, progress: Progress) -> Tensor:
     """Write the progress into one slot's static state, in place: [episode, width]."""
-    start = scenario.clients * (1 + scenario.bands)
-    share = progress.remaining_bits * (1.0 / scenario.payload_bits)
-    blank[:, start : start + scenario.clients] = share
+    where = slice(scenario.clients * (1 + scenario.bands), scenario.clients * (2 + scenario.bands))
+    blank[:, where] = progress.remaining_bits * (1.0 / scenario.payload_bits)
     return blank
 
 

@@ -64,17 +64,12 @@ class LoadedPart:
     gradient_aware: bool = False
 
 
+# A slot asks for its parts again and again. (Compilers see through a dictionary.)
 _loaded: dict[str, LoadedPart] = {}
-"""A slot asks for its parts again and again. (Compilers see through a dictionary.)"""
 
 
 def load_part(name: str) -> LoadedPart:
-    """A part by built-in name, entry point of group `fedfade.observation_parts`, or
-    `module:factory`.
-
-    >>> load_part("others_fading").told
-    'fading'
-    """
+    """A part by built-in name, entry point of `fedfade.observation_parts`, or `module:factory`."""
     if name not in _loaded:
         part = PARTS.make(name)
         _loaded[name] = part if name in PARTS.built_in else _checked(name, part)
@@ -82,7 +77,7 @@ def load_part(name: str) -> LoadedPart:
 
 
 def _checked(name: str, part: Part) -> LoadedPart:
-    """A user's part, held to the protocol: what is wrong with it ends in one sentence."""
+    """A user's part, held to the protocol."""
     who = f"observation part {name!r}"
     if part.told not in get_args(Told):
         raise not_allowed(f"told of {who}", part.told, f"one of {', '.join(get_args(Told))}")
@@ -102,10 +97,8 @@ def _checked(name: str, part: Part) -> LoadedPart:
         try:
             found = found.expand(shape)
         except RuntimeError:
-            raise UserError(
-                f"{who} answered shape {list(found.shape)}: it must be, or broadcast to, "
-                f"[slot, client, episode, width] = {list(shape)}."
-            ) from None
+            wanted = f"it must be, or broadcast to, [slot, client, episode, width] = {list(shape)}"
+            raise UserError(f"{who} answered shape {list(found.shape)}: {wanted}.") from None
         # Looking at values would wait for a GPU.
         if found.device.type == "cpu" and not bool(found.isfinite().all()):
             raise UserError(f"{who} answered numbers that are not finite.")
@@ -221,8 +214,7 @@ def _update_reservation(scenario: Scenario, columns: Tensor, share: Tensor) -> N
 
 def _time_to_finish(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
     """Rounds a whole payload takes alone on a sub-band; a slot multiplies by the share left."""
-    snr = mean_snr(scenario, round_)
-    needed = expected_slots(scenario, snr, torch.full_like(snr, scenario.payload_bits))
+    needed = expected_slots(scenario, mean_snr(scenario, round_))
     return (needed / scenario.slots).clamp(max=BOUND).T[None, :, :, None]
 
 

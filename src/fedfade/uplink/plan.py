@@ -23,19 +23,18 @@ def ergodic_rate(snr: Tensor) -> Tensor:
     The closed form e^(1/snr) E1(1/snr) / ln 2 overflows at low SNR and exists on no GPU; with
     h = e^x the integrand dies off at both ends so fast that the plain trapezoid rule converges
     to float precision.
-
-    >>> round(float(ergodic_rate(torch.tensor(100.0))), 3)
-    5.884
     """
     x = torch.linspace(-16.0, 4.5, 96, dtype=snr.dtype, device=snr.device)
     weight = torch.exp(x - torch.exp(x)) * (x[1] - x[0])
     return (torch.log2(1.0 + snr[..., None] * torch.exp(x)) * weight).sum(-1)
 
 
-def expected_slots(scenario: Scenario, snr: Tensor, remaining_bits: Tensor) -> Tensor:
-    """Slots a client alone on a sub-band needs for what it has left: [episode, client]."""
+def expected_slots(scenario: Scenario, snr: Tensor, bits: Tensor | None = None) -> Tensor:
+    """Slots a client alone on a sub-band needs for its bits, a payload if not given:
+    [episode, client]."""
+    bits = torch.full_like(snr, scenario.payload_bits) if bits is None else bits
     bits_per_slot = ergodic_rate(snr) * scenario.bandwidth_hz * scenario.slot_s
-    return remaining_bits / bits_per_slot.clamp(min=torch.finfo(torch.float32).tiny)
+    return bits / bits_per_slot.clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def shortest_first(scenario: Scenario, slots: Tensor, round_number: Tensor) -> Tensor:
@@ -72,8 +71,6 @@ def timetable(
     `snr` [episode, client] is the mean SNR at full power; `remaining_bits` what each has to
     send, the whole payload if not given.
     """
-    if remaining_bits is None:
-        remaining_bits = torch.full_like(snr, scenario.payload_bits)
     slots = expected_slots(scenario, snr, remaining_bits)
     order = shortest_first(scenario, slots, round_number)
     free = torch.zeros(len(slots), scenario.bands, device=slots.device)  # when a band is free
@@ -117,9 +114,6 @@ def best_rate(snr: Tensor, choices: float, shape: float) -> Tensor:
 
     One sub-band fades like a gamma variable of unit mean: shape 1 is Rayleigh, a mean over many
     subcarriers is nearer to shape 2.
-
-    >>> [round(float(best_rate(torch.tensor(100.0), m, 1.0)), 2) for m in (1, 2, 4)]
-    [5.88, 6.56, 7.17]
     """
     x = torch.linspace(-16.0, 4.5, 192, device=snr.device)  # h = e^x, as in `ergodic_rate`
     one = torch.exp(shape * (x + math.log(shape) - torch.exp(x)) - math.lgamma(shape))
