@@ -187,12 +187,12 @@ def test_who_has_its_turn_before_it_waits(make_round) -> None:
     policy = load_policy("wrap-around-schedule")
     view = make_view(policy, scenario, round_, start_round(scenario, 1), 0, torch.arange(1))
     memory = policy.begin(view)
-    turns = memory.plan.bands[0].any(-1)  # [client, slot]
+    turns = memory.reserved.bands[0].any(-1)  # [client, slot]
     assert turns[:, 0].tolist() == [True, True, False]
     assert turns[:, -1].tolist() == [False, True, False]
 
     def sends(slot: int, slots_needed: float) -> list[bool]:
-        share = slots_needed / memory.plan.slots[0, 0]
+        share = slots_needed / memory.reserved.slots[0, 0]
         left = torch.full((1, 3), float(share * scenario.payload_bits))
         action = policy.act(replace(view, slot=slot, remaining_bits=left), memory)
         return (action.level[0] == scenario.full_level).tolist()

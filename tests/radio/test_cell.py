@@ -11,7 +11,7 @@ import torch
 from fedfade.config import CellConfig, RadioConfig
 from fedfade.errors import UserError
 from fedfade.radio import Cell, path_loss_db
-from fedfade.radio.field import gaussian_field
+from fedfade.radio.cell import gaussian_field
 from fedfade.radio.microcell import angle_scaling, log_normal_spread, table
 from fedfade.randomness import streams
 

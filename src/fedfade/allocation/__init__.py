@@ -1,6 +1,5 @@
 """Who sends where: the policies, and playing a round under one."""
 
-from fedfade.allocation.assignment import assign
 from fedfade.allocation.genie import genie_bound
 from fedfade.allocation.max_sum_rate import max_sum_rate, sum_rate_nats
 from fedfade.allocation.play import History, Outcome, RecordedRounds, make_view, play_round
@@ -8,11 +7,11 @@ from fedfade.allocation.policy import (
     BUILT_IN,
     GENIE,
     PERFECT,
+    ActionChecks,
     Observed,
     Policy,
     Scope,
     View,
-    check_action,
     full_power,
     gradient_aware,
     load_policy,

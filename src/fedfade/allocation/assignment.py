@@ -22,9 +22,6 @@ def assign(value: Tensor) -> tuple[Tensor, Tensor]:
 
     As many pairs as the smaller side has. Returns the column of each row, -1 for rows left out,
     and the total. Exact, up to the rounding of the sums.
-
-    >>> assign(torch.tensor([[3.0, 1.0], [2.5, 2.0], [0.0, 0.1]]))
-    (tensor([ 0,  1, -1]), tensor(5.))
     """
     batch, (rows, columns) = value.shape[:-2], value.shape[-2:]
     flat = value.detach().reshape(-1, rows, columns)

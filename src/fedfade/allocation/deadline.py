@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedfade.allocation.assignment import assign
-from fedfade.allocation.policy import Scope, View, full_power
+from fedfade.allocation.policy import BuiltInPolicy, View, full_power
 from fedfade.uplink import Action
 from fedfade.uplink.plan import best_rate, shortest_first
 
@@ -50,7 +50,7 @@ class Account:
     slots: Tensor  # [episode] in so many slots
 
 
-class DeadlineMatching:
+class DeadlineMatching(BuiltInPolicy):
     """Centralised: all who can still finish, matched to sub-bands by everybody's fading.
 
     With more candidates than sub-bands, nobody needs to send in a bad slot, so a slot is worth
@@ -59,8 +59,7 @@ class DeadlineMatching:
     """
 
     name = "deadline-matching"
-    scope: Scope = "central"
-    gradient_aware = False
+    scope = "central"
 
     FIRST_GAIN, FIRST_SLOTS = 1.2, 10.0  # assumed worth of a slot, as if seen in so many slots
     HURRY = 0.5  # exponent of the time needed in a client's weight
@@ -75,27 +74,24 @@ class DeadlineMatching:
     def act(self, view: View, memory: Account) -> Action:
         """Weigh everybody's rate by how much it has before it, and match for the greatest sum."""
         scenario, bits = view.scenario, memory.bits
-        gain = self._gain(view, memory)
+        # What a slot has been worth so far; the last slot of an upload is not full.
+        whole = memory.sent & view.active
+        worth = (memory.remaining_bits - view.remaining_bits) / bits
+        memory.gained = memory.gained + (worth * whole).sum(-1)
+        memory.slots = memory.slots + whole.sum(-1)
+        memory.remaining_bits = view.remaining_bits
+        gain = (memory.gained / memory.slots)[:, None]
         # More slots than any round has; beyond, weights would leave the range of numbers.
         needed = (view.remaining_bits / bits).clamp(max=1e12)
         needed = needed.masked_fill(~view.active, torch.inf)
         hurry = (needed / view.slots_left) ** self.HURRY
-        belongs = members(view, needed, gain[:, None], reach=torch.inf)
+        belongs = members(view, needed, gain, reach=torch.inf)
         weight = torch.where(belongs, hurry, self.BEYOND * hurry).masked_fill(~view.active, 0.0)
         rate = torch.log2(1.0 + view.received_snr) * (scenario.bandwidth_hz * scenario.slot_s)
         band, _ = assign((weight / bits)[..., None] * rate)
         band = band.masked_fill(~view.active, -1)
         memory.sent = band >= 0
         return full_power(view, band)
-
-    def _gain(self, view: View, memory: Account) -> Tensor:
-        """What a slot has been worth so far; last slots of an upload are not full: [episode]."""
-        whole = memory.sent & view.active
-        worth = (memory.remaining_bits - view.remaining_bits) / memory.bits
-        memory.gained = memory.gained + (worth * whole).sum(-1)
-        memory.slots = memory.slots + whole.sum(-1)
-        memory.remaining_bits = view.remaining_bits
-        return memory.gained / memory.slots
 
 
 @dataclass
@@ -106,7 +102,7 @@ class ExpectedSlots:
     needed: Tensor  # [episode, client] of these, not yet given
 
 
-class DeadlineFeedback:
+class DeadlineFeedback(BuiltInPolicy):
     """The same, knowing no more than who has finished.
 
     Everybody keeps the same account of the turns all have had, which stands for the progress
@@ -115,8 +111,7 @@ class DeadlineFeedback:
     """
 
     name = "deadline-feedback"
-    scope: Scope = "feedback"
-    gradient_aware = False
+    scope = "feedback"
 
     MARGIN = 1.03  # slots set aside for one slot expected
     OVERDUE = 0.03  # of its upload, what a client late to finish is thought to have left
@@ -127,7 +122,6 @@ class DeadlineFeedback:
         return ExpectedSlots(whole, whole)
 
     def act(self, view: View, memory: ExpectedSlots) -> Action:
-        """A turn for those who are thought to have most before them."""
         assert view.finished is not None
         needed = memory.needed.maximum(self.OVERDUE * memory.whole)
         needed = needed.masked_fill(view.finished, torch.inf)

@@ -18,7 +18,6 @@ is who shares which sub-band: a best partition of clients, found in three steps.
 
 import math
 from functools import cache, lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fedfade.allocation.assignment import assign
-from fedfade.allocation.policy import Scope, View, full_power
+from fedfade.allocation.policy import BuiltInPolicy, View, full_power
 from fedfade.device import spare_bytes
 from fedfade.errors import not_allowed
 from fedfade.radio import sinr
@@ -45,10 +44,6 @@ def max_sum_rate(received_power: Tensor | ArrayLike, noise: float) -> Tensor:
     `received_power` [..., client, band] is what arrives at full power, as a tensor, an array or
     nested lists; clients that are done have 0 and stay silent. Exact for up to 12 clients and any
     number of sub-bands.
-
-    >>> strong, weak = [8.0, 6.0], [7.0, 1.0]
-    >>> max_sum_rate(torch.tensor([strong, weak]), noise=1.0)
-    tensor([1, 0])
     """
     received = _as_tensor(received_power)
     try:
@@ -89,13 +84,11 @@ def _as_tensor(given: Tensor | ArrayLike) -> Tensor:
 
 def _best_bands(snr: Tensor) -> Tensor:
     """`max_sum_rate` of received power over noise: [..., client, band] -> [..., client]."""
-    shape = snr.shape
-    clients, bands = shape[-2:]
+    *batch, clients, bands = snr.shape
     snr = snr.reshape(-1, clients, bands)
-    single = torch.log1p(snr)
     imaginary = torch.eye(bands, dtype=snr.dtype, device=snr.device).log() + 1.0  # 1 or -inf
     imaginary = imaginary.clamp(min=-1e9).expand(len(snr), bands, bands)
-    band, _ = assign(torch.cat([single, imaginary], dim=-2))
+    band, _ = assign(torch.cat([torch.log1p(snr), imaginary], dim=-2))
     # Where the certificate fails sharing might pay. Asking for the places waits for a GPU, once.
     open_ = (band[:, clients:] >= 0).any(-1).nonzero().squeeze(-1)
     band = band[:, :clients]
@@ -107,8 +100,7 @@ def _best_bands(snr: Tensor) -> Tensor:
         parts = torch.split(snr.index_select(0, open_), size)
         band = band.index_copy(0, open_, torch.cat([solve(part) for part in parts]))
     used = snr.gather(-1, band.clamp(min=0)[..., None]).squeeze(-1) > 0
-    band = torch.where(used, band, -1)
-    return band.reshape(shape[:-1])
+    return torch.where(used, band, -1).reshape(*batch, clients)
 
 
 def sum_rate_nats(snr: Tensor, band: Tensor) -> Tensor:
@@ -123,17 +115,13 @@ def sum_rate_nats(snr: Tensor, band: Tensor) -> Tensor:
 # batch lies innermost so that looking up subsets copies whole rows.
 
 
-class _Pairs(NamedTuple):
-    """All pairs of disjoint subsets of some clients, those with as large a union together."""
-
-    first: Tensor
-    second: Tensor
-    sizes: list[int]  # pairs of unions with 0, 1, 2, ... clients; a union of k has 2^k pairs
-    order: Tensor  # place of every union among the unions so ordered
-
-
 @lru_cache(maxsize=8)
-def _disjoint_pairs(count: int, device: torch.device) -> _Pairs:
+def _disjoint_pairs(count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, list[int]]:
+    """All pairs of disjoint subsets of some clients, those with as large a union together.
+
+    First and second of each pair; the place of every union among the unions so ordered; how many
+    pairs have a union of 0, 1, 2, ... clients (a union of k has 2^k pairs).
+    """
     unions = sorted(range(1 << count), key=int.bit_count)
     first, second, sizes = [], [], [0] * (count + 1)
     for union in unions:
@@ -141,10 +129,9 @@ def _disjoint_pairs(count: int, device: torch.device) -> _Pairs:
         first += parts
         second += [union ^ part for part in parts]
         sizes[union.bit_count()] += len(parts)
-    order = torch.tensor(unions).argsort().to(device)
-    return _Pairs(
-        torch.tensor(first, device=device), torch.tensor(second, device=device), sizes, order
-    )
+    tensors = torch.tensor(first), torch.tensor(second), torch.tensor(unions).argsort()
+    one, other, order = (tensor.to(device) for tensor in tensors)
+    return one, other, order, sizes
 
 
 def _halves(table: Tensor, client: int) -> tuple[Tensor, Tensor]:
@@ -184,10 +171,10 @@ def _max_plus(one: Tensor, other: Tensor, clients: int) -> Tensor:
     """
     batch = one.shape[1]
     low = _looped(clients, one.device)
-    pairs = _disjoint_pairs(clients - low, one.device)
+    first, second, order, sizes = _disjoint_pairs(clients - low, one.device)
     shape = (1 << (clients - low), 1 << low, batch)
-    left = one.view(shape).transpose(0, 1).index_select(1, pairs.first)  # [lower, pair, batch]
-    right = other.view(shape).transpose(0, 1).index_select(1, pairs.second)
+    left = one.view(shape).transpose(0, 1).index_select(1, first)  # [lower, pair, batch]
+    right = other.view(shape).transpose(0, 1).index_select(1, second)
     best, sum_ = torch.empty_like(left), torch.empty_like(left[0])
     for whole in range(1 << low):
         torch.add(left[0], right[whole], out=best[whole])
@@ -198,9 +185,9 @@ def _max_plus(one: Tensor, other: Tensor, clients: int) -> Tensor:
             part = (part - 1) & whole
     unions = [
         group.view(1 << low, -1, 1 << members, batch).amax(2)
-        for members, group in enumerate(torch.split(best, pairs.sizes, dim=1))
+        for members, group in enumerate(torch.split(best, sizes, dim=1))
     ]
-    return torch.cat(unions, dim=1).index_select(1, pairs.order).transpose(0, 1).reshape(-1, batch)
+    return torch.cat(unions, dim=1).index_select(1, order).transpose(0, 1).reshape(-1, batch)
 
 
 def _best_within(score: Tensor, allowed: Tensor) -> Tensor:
@@ -269,16 +256,12 @@ def _local_search(snr: Tensor) -> Tensor:
         value = torch.where(better, top, value)
 
 
-class MaxSumRate:
+class MaxSumRate(BuiltInPolicy):
     """The greatest sum rate in every slot (paper: section V-B), exact where that is possible."""
 
     name = "max-sum-rate"
-    scope: Scope = "central"
-    gradient_aware = False
-
-    def begin(self, view: View) -> None:
-        """Nothing to prepare."""
+    scope = "central"
 
     def act(self, view: View, memory: None) -> Action:
-        """Clients that are done have nothing to send and count as silent."""
+        # Clients that are done have nothing to send and count as silent.
         return full_power(view, _best_bands(view.received_snr * view.active[..., None]))

@@ -6,24 +6,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedfade import uplink
 from fedfade.allocation.policy import ActionChecks, Observed, Policy, View, gradient_aware
 from fedfade.device import spare_bytes
 from fedfade.graphs import record as record_work
 from fedfade.seams import ask
-from fedfade.uplink import (
-    Progress,
-    Round,
-    Scenario,
-    fill_observation,
-    normalised_inner,
-    observation_width,
-    play_slot,
-    slot_gain,
-    slot_reward,
-    start_round,
-    state_width,
-    static_observation,
-)
+from fedfade.uplink import Progress, Round, Scenario
 
 _STATIC_SHARE, _STATIC_BYTES = 0.1, 2**24
 """Memory for what is known of observations before the slots are played: of a GPU's, on the CPU."""
@@ -52,7 +40,7 @@ class Outcome(NamedTuple):
 def as_observed(policy: Policy, scenario: Scenario) -> Scenario:
     """The scenario as a policy observes it, if it says how (`observed`)."""
     observed: Observed | None = getattr(policy, "observed", None)
-    return scenario if observed is None else replace(scenario, **observed._asdict())
+    return replace(scenario, **observed._asdict()) if observed else scenario
 
 
 def slots_at_once(policy: Policy, scenario: Scenario, episodes: int) -> int:
@@ -60,7 +48,7 @@ def slots_at_once(policy: Policy, scenario: Scenario, episodes: int) -> int:
     if not getattr(policy, "observes", False):
         return 0
     scenario = as_observed(policy, scenario)
-    widths = scenario.clients * observation_width(scenario) + state_width(scenario)
+    widths = scenario.clients * uplink.observation_width(scenario) + uplink.state_width(scenario)
     room = spare_bytes(scenario.device, _STATIC_SHARE, _STATIC_BYTES)
     return max(1, room // (4 * episodes * widths))
 
@@ -79,10 +67,11 @@ class Observations:
             self._blank = None  # before the next is made
             self._slots = range(slot, min(slot + self._size, self._scenario.slots))
             slots = torch.arange(self._slots.start, self._slots.stop, device=self._scenario.device)
-            self._blank = static_observation(self._scenario, self._round, slots).observation
+            static = uplink.static_observation(self._scenario, self._round, slots)
+            self._blank = static.observation
         assert self._blank is not None
         blank = self._blank[slot - self._slots.start].clone()
-        return fill_observation(self._scenario, blank, progress).transpose(0, 1)
+        return uplink.fill_observation(self._scenario, blank, progress).transpose(0, 1)
 
 
 def make_view(
@@ -139,23 +128,22 @@ def play_round(
     checks = ActionChecks(policy.name, scenario, episodes)
     trusted = trusted_slots is not None
     known = trusted_slots if trusted else slots_at_once(policy, scenario, episodes)
-    progress = start = start_round(scenario, episodes) if start is None else start
-    seen = as_observed(policy, scenario)
-    observations = Observations(seen, round_, known) if known else None
+    observations = Observations(as_observed(policy, scenario), round_, known) if known else None
+    progress = start = start or uplink.start_round(scenario, episodes)
     who = f"policy {policy.name!r}"
     view = make_view(policy, scenario, round_, progress, 0, keys, observations)
     memory = ask(who, policy, "begin", view)
     finish_slot = torch.full_like(progress.remaining_bits, scenario.slots)
-    rate_sum = torch.zeros(episodes, device=scenario.device)
-    reward = torch.zeros(episodes, device=scenario.device)
-    normalised = normalised_inner(round_.inner)
+    rate_sum, reward = torch.zeros(2, episodes, device=scenario.device)
+    normalised = uplink.normalised_inner(round_.inner)
     frames = []
     for slot in range(scenario.slots):
         view = make_view(policy, scenario, round_, progress, slot, keys, observations)
         answer = ask(who, policy, "act", view, memory)
         action = answer if trusted else checks.take(answer)
-        after, result = play_slot(scenario, progress, slot_gain(round_, slot), action)
-        reward += slot_reward(scenario, normalised, progress, after, result)
+        gain = uplink.slot_gain(round_, slot)
+        after, result = uplink.play_slot(scenario, progress, gain, action)
+        reward += uplink.slot_reward(scenario, normalised, progress, after, result)
         rate_sum += result.rate_bps.sum(-1)
         finish_slot = torch.where(result.finished_now, slot + 1.0, finish_slot)
         if record:
@@ -188,9 +176,8 @@ class RecordedRounds:
         known = slots_at_once(policy, scenario, self.episodes)
         clients = torch.zeros(self.episodes, scenario.clients, device=scenario.device)
         once = clients[:, 0]
-        self._results = [
-            part.clone() for part in (clients.bool(), clients, clients, once, once)
-        ]  # as in Outcome, but for the history
+        results = (clients.bool(), clients, clients, once, once)  # Outcome without a history
+        self._results = [part.clone() for part in results]
 
         def work() -> None:
             new = play_round(policy, scenario, kept, self._inputs[-1], trusted_slots=known)
@@ -201,7 +188,6 @@ class RecordedRounds:
 
     @torch.no_grad()
     def play(self, round_: Round, keys: Tensor) -> Outcome:
-        """As `play_round` does."""
         for place, value in zip(self._inputs, (*round_, keys), strict=True):
             place.copy_(value)
         self._replay()

@@ -27,12 +27,9 @@ from fedfade.uplink import Action, Scenario
 
 Scope = Literal["local", "feedback", "csi", "central"]
 
-PERFECT = "perfect"
-"""Not a policy that sends: every upload succeeds (the paper's upper bound on accuracy)."""
-
-GENIE = "genie"
-"""Not a policy that sends: a bound on how many clients can deliver in a round."""
-
+# Not policies that send: every upload succeeds (the paper's upper bound on accuracy), and a bound
+# on how many clients can deliver in a round.
+PERFECT, GENIE = "perfect", "genie"
 BUILT_IN = tuple(POLICIES.built_in)
 
 
@@ -60,8 +57,7 @@ class View:
         return fold(self.round_keys, self.slot)
 
     @property
-    def slots_left(self) -> int:
-        """Slots still to play, this one included."""
+    def slots_left(self) -> int:  # this one included
         return self.scenario.slots - self.slot
 
     @property
@@ -102,6 +98,16 @@ class Policy(Protocol):
         """Choose sub-band and power level of every client for this slot."""
 
 
+class BuiltInPolicy:
+    """What most of our own share: no look at gradients, and nothing to prepare for a round."""
+
+    scope: Scope = "local"
+    gradient_aware = False
+
+    def begin(self, view: View) -> Any:
+        return None
+
+
 def gradient_aware(policy: Policy) -> bool:
     """Whether the policy looks at gradients; if not, its rounds need not wait for the learning."""
     return bool(getattr(policy, "gradient_aware", True))
@@ -114,16 +120,8 @@ def full_power(view: View, band: Tensor) -> Action:
     return Action(band.clamp(min=0), level)
 
 
-def check_action(name: str, action: object, scenario: Scenario, episodes: int) -> Action:
-    """Refuse what a user's policy must not answer, in one sentence."""
-    checks = ActionChecks(name, scenario, episodes)
-    answer = checks.take(action)
-    checks.finish()
-    return answer
-
-
 class ActionChecks:
-    """What a policy answers in a round: kind and shape at once, values on the CPU too.
+    """Refuses what a user's policy must not answer: kind and shape at once, values on the CPU too.
 
     Looking at values would wait for a GPU in every slot, so there they are looked at when the
     round is over; until then those out of range are moved into it.
@@ -136,7 +134,6 @@ class ActionChecks:
         self._extremes: list[Tensor] = []  # [(least, most), (band, level)] of every slot
 
     def take(self, action: object) -> Action:
-        """One slot's answer."""
         if not (isinstance(action, tuple) and len(action) == 2):
             kind = type(action).__name__
             raise UserError(f"{self._answered} {kind}: it must answer Action(band, level).")
@@ -145,9 +142,9 @@ class ActionChecks:
                 kind = str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
                 raise UserError(f"{self._answered} a {field} of {kind}: it must be int64.")
             if value.shape != self._shape:
+                wanted = f"it must be [episode, client] = {list(self._shape)}"
                 raise UserError(
-                    f"{self._answered} a {field} of shape {list(value.shape)}: "
-                    f"it must be [episode, client] = {list(self._shape)}."
+                    f"{self._answered} a {field} of shape {list(value.shape)}: {wanted}."
                 )
         both = torch.stack(action)  # [(band, level), episode, client]
         self._extremes.append(torch.stack(both.flatten(1).aminmax(dim=1)))
@@ -161,15 +158,12 @@ class ActionChecks:
         """Refuse values out of range in any slot so far."""
         if not self._extremes:
             return
-        extremes = torch.stack(self._extremes)
+        extremes, self._extremes = torch.stack(self._extremes), []
         least, most = extremes[:, 0].amin(0).tolist(), extremes[:, 1].amax(0).tolist()
-        self._extremes = []
         for (field, limit), low, high in zip(self._limits.items(), least, most, strict=True):
             if low < 0 or high >= limit:
-                raise UserError(
-                    f"{self._answered} {field} {low if low < 0 else high}: "
-                    f"it must be between 0 and {limit - 1}."
-                )
+                found = f"{self._answered} {field} {low if low < 0 else high}"
+                raise UserError(f"{found}: it must be between 0 and {limit - 1}.")
 
 
 def policy_names() -> list[str]:
@@ -182,17 +176,12 @@ def load_policy(name: str, others: Sequence[str] = ()) -> Policy:
 
     `NAME@K` is a central policy that knows the fading of K slots ago. `others` are names the
     caller knows, for the sentence about a wrong one.
-
-    >>> load_policy("random").scope
-    'local'
-    >>> load_policy("shortest-remaining-first@5").csi_delay_slots
-    5
     """
     base, at, age = name.rpartition("@")
-    if at and base in (PERFECT, GENIE, *others):
-        raise not_allowed("policy", name, f"{base}, which has no older knowledge to go by")
     policy: Policy
     if at:
+        if base in (PERFECT, GENIE, *others):
+            raise not_allowed("policy", name, f"{base}, which has no older knowledge to go by")
         policy = load_policy(base, others)
         if not (age.isdecimal() and len(age) <= 6):
             raise not_allowed("policy", name, f"{policy.name}@K with a whole number of slots K")

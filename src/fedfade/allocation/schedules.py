@@ -12,21 +12,11 @@ import torch
 from torch import Tensor
 
 from fedfade.allocation.assignment import assign
-from fedfade.allocation.policy import Scope, View, full_power
-from fedfade.uplink import Action
-from fedfade.uplink.plan import (
-    Reservation,
-    Timetable,
-    after_turn,
-    expected_slots,
-    holder_done,
-    reserve,
-    shortest_first,
-    timetable,
-)
+from fedfade.allocation.policy import BuiltInPolicy, View, full_power
+from fedfade.uplink import Action, plan
 
 
-class BlockFadingSchedule:
+class BlockFadingSchedule(BuiltInPolicy):
     """Decide once a round from the large-scale gains alone, as earlier work does.
 
     Every client computes the same timetable from the announced gains, so no client needs to
@@ -34,25 +24,23 @@ class BlockFadingSchedule:
     """
 
     name = "block-fading-schedule"
-    scope: Scope = "local"
-    gradient_aware = False
 
-    def begin(self, view: View) -> Timetable:
-        return timetable(view.scenario, view.snr, view.round_index, view.remaining_bits)
+    def begin(self, view: View) -> plan.Timetable:
+        return plan.timetable(view.scenario, view.snr, view.round_index, view.remaining_bits)
 
-    def act(self, view: View, memory: Timetable) -> Action:
+    def act(self, view: View, memory: plan.Timetable) -> Action:
         return full_power(view, torch.where(memory.start <= view.slot, memory.band, -1))
 
 
 class PlannedTurns(NamedTuple):
     """What a client looks up in a slot."""
 
-    plan: Reservation
+    reserved: plan.Reservation
     left: Tensor  # [episode, client, slot] slots reserved from this one on
     free: Tensor  # [episode, slot, band] probability that the holder is done
 
 
-class WrapAroundSchedule:
+class WrapAroundSchedule(BuiltInPolicy):
     """Decide once a round too, but let a client finish on another sub-band than it began on.
 
     No slot is left over at the end of a sub-band because nobody could finish in it, and all
@@ -60,24 +48,22 @@ class WrapAroundSchedule:
     """
 
     name = "wrap-around-schedule"
-    scope: Scope = "local"
-    gradient_aware = False
     choice = False
 
     def begin(self, view: View) -> PlannedTurns:
         given = (view.scenario, view.snr, view.round_index, view.remaining_bits)
-        plan = reserve(*given, choice=self.choice)
-        left = plan.bands.any(-1).flip(-1).cumsum(-1).flip(-1)
-        return PlannedTurns(plan, left, holder_done(plan))
+        reserved = plan.reserve(*given, choice=self.choice)
+        left = reserved.bands.any(-1).flip(-1).cumsum(-1).flip(-1)
+        return PlannedTurns(reserved, left, plan.holder_done(reserved))
 
     def act(self, view: View, memory: PlannedTurns) -> Action:
         """The best of its own sub-bands by its own fading; a late client goes on elsewhere."""
-        plan, slot = memory.plan, view.slot
+        reserved, slot = memory.reserved, view.slot
         share = view.remaining_bits / view.scenario.payload_bits
-        needed = (share * plan.slots)[..., None]
-        mine, grace = plan.bands[:, :, slot], plan.grace[:, :, slot]
+        needed = (share * reserved.slots)[..., None]
+        mine, grace = reserved.bands[:, :, slot], reserved.grace[:, :, slot]
         free = memory.free[:, slot, None].expand(mine.shape)
-        more = after_turn(grace, free, needed, memory.left[:, :, slot, None])
+        more = plan.after_turn(grace, free, needed, memory.left[:, :, slot, None])
         mine = mine | (more & ~mine.any(-1, keepdim=True))
         best = torch.where(mine, view.fading, -1.0).argmax(-1)
         return full_power(view, torch.where(mine.any(-1), best, -1))
@@ -102,24 +88,22 @@ class Queue:
     called: Tensor  # [episode] clients called to send so far
 
 
-class FinishFeedbackSchedule:
+class FinishFeedbackSchedule(BuiltInPolicy):
     """The block-fading order, but the next client starts when one has really finished.
 
     Needs the base station to announce finishes, one bit a client and slot.
     """
 
     name = "block-fading-schedule-feedback"
-    scope: Scope = "feedback"
-    gradient_aware = False
+    scope = "feedback"
 
     def begin(self, view: View) -> Queue:
         """Everybody waits in order of expected time; clients with nothing to send come first."""
-        slots = expected_slots(view.scenario, view.snr, view.remaining_bits)
-        order = shortest_first(view.scenario, slots, view.round_index)
+        slots = plan.expected_slots(view.scenario, view.snr, view.remaining_bits)
+        order = plan.shortest_first(view.scenario, slots, view.round_index)
         return Queue(order, torch.full_like(order, -1), (~view.active).sum(-1))
 
     def act(self, view: View, memory: Queue) -> Action:
-        """Free the sub-bands of those who are done and call the next."""
         assert view.finished is not None
         memory.band = torch.where(view.finished, -1, memory.band)
         taken = torch.nn.functional.one_hot(memory.band + 1, view.scenario.bands + 1)[..., 1:]
@@ -134,22 +118,18 @@ class FinishFeedbackSchedule:
         return full_power(view, memory.band)
 
 
-class ShortestRemainingFirst:
-    """Centralised: the clients nearest to done, matched to sub-bands by everybody's fading."""
+class ShortestRemainingFirst(BuiltInPolicy):
+    """Centralised: the clients nearest to done, as many as there are sub-bands, matched to these
+    by everybody's fading for the greatest sum rate."""
 
     name = "shortest-remaining-first"
-    scope: Scope = "central"
-    gradient_aware = False
-
-    def begin(self, view: View) -> None:
-        """Nothing to prepare."""
+    scope = "central"
 
     def act(self, view: View, memory: None) -> Action:
-        """As many clients as there are sub-bands, assigned for the greatest sum rate."""
         scenario = view.scenario
-        slots = expected_slots(scenario, view.snr, view.remaining_bits)
+        slots = plan.expected_slots(scenario, view.snr, view.remaining_bits)
         slots = slots.masked_fill(~view.active, torch.inf)
-        order = shortest_first(scenario, slots, view.round_index)
+        order = plan.shortest_first(scenario, slots, view.round_index)
         chosen = order[:, : scenario.bands]  # [episode, place]
         rows = chosen[..., None].expand(-1, -1, scenario.bands)
         place_band, _ = assign(torch.log1p(view.received_snr.gather(1, rows)))

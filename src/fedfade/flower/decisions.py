@@ -112,7 +112,7 @@ def decide(policy: Policy, scenario: Scenario, seen: Seen) -> Decisions:
     round_ = Round(seen.alpha[None], fading, inner, seen.number[None])
     band = torch.zeros(scenario.slots, dtype=torch.int64)
     level = torch.full_like(band, scenario.silent_level)
-    memory = None
+    memory, checks = None, ActionChecks(policy.name, scenario, episodes=1)
     for slot in range(scenario.slots):
         if seen.remaining_bits[slot] <= 0:
             break  # done: silent to the end
@@ -122,8 +122,7 @@ def decide(policy: Policy, scenario: Scenario, seen: Seen) -> Decisions:
         view = allocation.make_view(policy, scenario, round_, progress, slot, key)
         if slot == 0:
             memory = policy.begin(view)
-        answer = policy.act(view, memory)
-        action = allocation.check_action(policy.name, answer, scenario, episodes=1)
+        action = checks.take(policy.act(view, memory))
         band[slot], level[slot] = action.band[0, own], action.level[0, own]
     return Decisions(band, level)
 

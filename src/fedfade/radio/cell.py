@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fedfade.config import CellConfig, RadioConfig
 from fedfade.errors import not_allowed
-from fedfade.radio.field import gaussian_field
 from fedfade.radio.microcell import log_normal_spread, path_loss_db, table
 from fedfade.randomness import fold, normal, streams, uniform
 
@@ -65,21 +64,10 @@ class Trajectory(LargeScale):
 
 
 class Cell:
-    """A hexagon (vertices on the x axis) with the base station in its centre.
-
-    >>> cell = Cell(CellConfig(), RadioConfig(), clients=10)
-    >>> trajectory = cell.trajectory(seeds=[0, 1, 2], rounds=5)
-    >>> trajectory.gain_db.shape                                  # [run, round, client]
-    torch.Size([3, 5, 10])
-    >>> later = cell.trajectory(seeds=[1], rounds=1, first_round=4)
-    >>> bool((later.gain_db[0, 0] == trajectory.gain_db[1, 4]).all())
-    True
-    """
+    """A hexagon (vertices on the x axis) with the base station in its centre."""
 
     def __init__(self, cell: CellConfig, radio: RadioConfig, clients: int) -> None:
-        self.config = cell
-        self.radio = radio
-        self.clients = clients
+        self.config, self.radio, self.clients = cell, radio, clients
 
     def trajectory(
         self,
@@ -102,12 +90,9 @@ class Cell:
         else:
             draw = self._uniform_in_hexagon if placement == "fixed" else self._on_ring
             position = draw(fold(keys, 2))[:, None].expand(-1, rounds, -1, -1)
-        return Trajectory(
-            position=position.contiguous(),
-            heading_rad=heading,
-            first_round=first_round,
-            **self._large_scale(seeds, position, keys_by_round),
-        )
+        rest = self._large_scale(seeds, position, keys_by_round)
+        position = position.contiguous()
+        return Trajectory(position, heading_rad=heading, first_round=first_round, **rest)
 
     def _large_scale(self, seeds: Sequence[int], position: Tensor, keys: Tensor) -> dict[str, Any]:
         """Clause 7.5 step 4: shadowing and spreads, correlated with each other and in space."""
@@ -131,14 +116,10 @@ class Cell:
             weighted = (w * x for w, x in zip(row, independent, strict=True))
             mixed = sum(weighted, torch.zeros_like(gain))
             spreads.append(log_normal_spread(name, self.radio.carrier_hz, mixed))
-        return {
-            "distance_m": distance,
-            "shadowing": independent[0],
-            "delay_spread_s": spreads[0],
-            "azimuth_spread_deg": spreads[1],
-            "zenith_spread_deg": spreads[2],
-            "gain_db": gain.clamp(max=0.0),  # nothing arrives stronger than it was sent
-        }
+        spread_names = ("delay_spread_s", "azimuth_spread_deg", "zenith_spread_deg")
+        gain = gain.clamp(max=0.0)  # nothing arrives stronger than it was sent
+        found = {"distance_m": distance, "shadowing": independent[0], "gain_db": gain}
+        return found | dict(zip(spread_names, spreads, strict=True))
 
     def _mean_gain_db(self, distance_m: Tensor) -> Tensor:
         heights_m = self.config.bs_height_m, self.config.client_height_m
@@ -204,6 +185,39 @@ class Cell:
         heading = direction(step[..., 1], step[..., 0]).to(torch.float32).transpose(1, 2)
         # A client that stands still between rounds has no direction of travel: draw one.
         return position, heading if self.config.round_s * self.radio.speed_mps > 0 else idle
+
+
+WAVES = 256
+"""Plane waves in a field: its values are normal up to a kurtosis of -1.5 / WAVES."""
+_ELEMENTS = 1 << 22  # values worked on at a time, to bound memory
+
+
+def gaussian_field(keys: Tensor, position: Tensor, decorrelation_m: float) -> Tensor:
+    """Standard normal values [run, ...] of the fields `keys` [run] at `position` [run, ..., 2].
+
+    A stationary field with exponential autocorrelation exp(-d / d0) is a sum of plane waves whose
+    wave vectors follow the field's spectrum. In two dimensions the spectrum of the exponential is
+    (1 + (k d0)^2)^(-3/2), whose radial distribution function 1 - (1 + (k d0)^2)^(-1/2) inverts in
+    closed form. So the field is a pure function of (key, position): no grid, no history.
+    """
+    # float64 for the phases: short waves turn many times across a cell, and CPU and CUDA round
+    # float32 differently.
+    draws = uniform(keys, (3, WAVES)).to(torch.float64)  # [run, 3, wave]
+    # Strata instead of plain draws for the radius: less error in the correlation of one field.
+    strata = (torch.arange(WAVES, device=keys.device) + draws[:, 0]) / WAVES
+    radius = torch.sqrt(1.0 / (1.0 - strata).clamp_min(1e-3) ** 2 - 1.0) / decorrelation_m
+    angle, shift = 2.0 * math.pi * draws[:, 1], 2.0 * math.pi * draws[:, 2]
+    wave = torch.stack([radius * torch.cos(angle), radius * torch.sin(angle)], dim=1)
+    flat = position.reshape(position.shape[0], -1, 2)  # [run, place, 2]
+    step = max(1, _ELEMENTS // (WAVES * flat.shape[0]))
+    parts = []
+    for place in torch.split(flat, step, dim=1):
+        # Element by element, so that batches agree: [run, place, wave].
+        x, y = torch.split(place.to(torch.float64), 1, dim=-1)
+        phase = x * wave[:, None, 0] + y * wave[:, None, 1] + shift.unsqueeze(1)
+        phase = torch.remainder(phase, 2.0 * math.pi).to(torch.float32)
+        parts.append(torch.cos(phase).sum(-1) * math.sqrt(2.0 / WAVES))
+    return torch.cat(parts, dim=1).reshape(position.shape[:-1])
 
 
 def direction(y: Tensor, x: Tensor) -> Tensor:

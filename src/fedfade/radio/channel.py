@@ -30,9 +30,7 @@ class Channel:
     def __init__(
         self, radio: RadioConfig, cell: CellConfig, clients: int, device: torch.device | str = "cpu"
     ) -> None:
-        self.radio = radio
-        self.clients = clients
-        self.device = torch.device(device)
+        self.radio, self.clients, self.device = radio, clients, torch.device(device)
         self.source: FadingSource = FADING.make(radio.source, radio, cell, clients, self.device)
 
     def small_scale_gain(
@@ -61,8 +59,8 @@ class Channel:
             raise ValueError(f"(runs, clients) {wanted} asked for, the trajectory has {there}")
         purpose = f"fading {self.radio.source}"
         starts = torch.tensor([[stream(s, purpose, r) for r in rounds] for s in seeds])
-        which = torch.tensor(list(episodes))
-        keys = fold(starts[..., None], which).to(self.device, non_blocking=True)
+        keys = fold(starts[..., None], torch.tensor(list(episodes)))
+        keys = keys.to(self.device, non_blocking=True)
         keys = fold(keys[..., None], torch.arange(self.clients, device=self.device))
         batch = keys.shape[:3]  # [run, round, episode]
 

@@ -14,8 +14,7 @@ from fedfade.radio.statistics import gain_statistics
 
 _FILES = ("#2471a3", "#c0392b")
 _BANDS = ("#1b4f72", "#e67e22", "#17a589", "#c0392b", "#8e44ad", "#7f8c8d")
-_MAX_LAG = 30
-_SHOWN_SLOTS = 120
+_MAX_LAG, _SHOWN_SLOTS = 30, 120
 
 
 def channel_figure(recordings: Sequence[Recording], drop: int = 0) -> Figure:
@@ -40,7 +39,7 @@ def channel_figure(recordings: Sequence[Recording], drop: int = 0) -> Figure:
 
 def _gain_over_time(axes: Any, recording: Recording, drop: int) -> None:
     gain = recording.gain[drop][:_SHOWN_SLOTS]  # [slot, band]
-    ms = np.arange(len(gain) + 1) * 1e3 * _number(recording, "slot_s", 0.002)
+    ms = np.arange(len(gain) + 1) * 1e3 * _number(recording.metadata, "slot_s", 0.002)
     axes.set_prop_cycle(color=_BANDS)
     lines = axes.plot(ms[:-1], _db(gain), linewidth=1.1)
     axes.axhline(0, color="0.4", linewidth=0.8, linestyle=":")
@@ -55,7 +54,7 @@ def _slot_correlation(axes: Any, recordings: Sequence[Recording]) -> None:
     for recording, colour in zip(recordings, _FILES, strict=False):
         lags = range(min(_MAX_LAG, recording.gain.shape[1] - 1) + 1)
         found = gain_statistics(recording.gain, tuple(lags[1:])).autocorrelation
-        ms = np.array(lags) * 1e3 * _number(recording, "slot_s", 0.002)
+        ms = np.array(lags) * 1e3 * _number(recording.metadata, "slot_s", 0.002)
         values = [1.0, *found.values()]
         axes.plot(ms, values, "o-", color=colour, markersize=3.5, label=recording.name)
         longest_ms = max(longest_ms, float(ms[-1]))
@@ -111,7 +110,8 @@ def _maps(figure: Any, panels: Sequence[Any], recordings: Sequence[Recording]) -
             continue
         shown = axes.scatter(*position.T, c=gain_db, s=10, cmap="viridis", vmin=low, vmax=high)
         axes.plot(0, 0, marker="^", color="#c0392b", markersize=10, markeredgecolor="white")
-        side_m = _side_m(recording, position)
+        smallest_m = 50.0 * float(np.ceil(np.hypot(*position.T).max() / 50.0))
+        side_m = _number(recording.metadata.get("cell"), "side_m", smallest_m)
         corner = np.arange(7) * np.pi / 3
         axes.plot(side_m * np.cos(corner), side_m * np.sin(corner), color="0.3", linewidth=1)
         axes.set(aspect="equal", xlabel="x (m)", ylabel="y (m)")
@@ -120,15 +120,15 @@ def _maps(figure: Any, panels: Sequence[Any], recordings: Sequence[Recording]) -
 
 
 def _gain_over_distance(axes: Any, recordings: Sequence[Recording]) -> None:
-    axes.set(title="large-scale gain", ylabel="gain (dB)")
-    axes.set_xlabel("distance to the base station (m)")
+    label = "distance to the base station (m)"
+    axes.set(title="large-scale gain", ylabel="gain (dB)", xlabel=label)
     for recording, colour in zip(recordings, _FILES, strict=False):
         if recording.position is not None and recording.large_scale_gain_db is not None:
             distance, gain = np.hypot(*recording.position.T), recording.large_scale_gain_db
             axes.scatter(distance, gain, s=8, alpha=0.5, color=colour, label=recording.name)
     if not axes.collections:
         return
-    if carrier_hz := _number(recordings[0], "carrier_hz", 0):
+    if carrier_hz := _number(recordings[0].metadata, "carrier_hz", 0):
         distance = np.geomspace(10, 500, 100)
         loss = path_loss_db(torch.from_numpy(distance), carrier_hz, 10.0, 1.5).numpy()
         axes.plot(distance, -loss, color="0.2", linewidth=1.2, label="path loss alone")
@@ -143,16 +143,7 @@ def _db(gain: np.ndarray) -> np.ndarray:
     return np.asarray(10.0 * np.log10(np.maximum(gain, 1e-12)))
 
 
-def _number(recording: Recording, name: str, otherwise: float) -> float:
+def _number(metadata: object, name: str, otherwise: float) -> float:
     """A positive number of the metadata, which may come from anywhere."""
-    value = recording.metadata.get(name)
+    value = metadata.get(name) if isinstance(metadata, dict) else None
     return float(value) if isinstance(value, int | float) and value > 0 else otherwise
-
-
-def _side_m(recording: Recording, position: np.ndarray) -> float:
-    """The hexagon the drops lie in: from the metadata, else the smallest round one."""
-    cell = recording.metadata.get("cell")
-    side = cell.get("side_m") if isinstance(cell, dict) else None
-    if isinstance(side, int | float) and side > 0:
-        return float(side)
-    return 50.0 * float(np.ceil(np.hypot(*position.T).max() / 50.0))

@@ -84,9 +84,8 @@ class RayleighFading(IndependentFading):
     """
 
     def draw(self, keys: Tensor, at: LargeScale) -> Tensor:
-        """Sums of rays, one from each sector."""
-        # Anywhere in its sector: the mean correlation is exactly J0, and the draws differ less
-        # from it than rays thrown independently would.
+        # One ray anywhere in each sector: the mean correlation is exactly J0, and the draws differ
+        # less from it than rays thrown independently would.
         bands, slots = self.radio.subbands, self.radio.slots
         sector = torch.arange(_RAYS, device=keys.device)
         angle = (sector + uniform(fold(keys, 1), (bands, _RAYS))) * (2.0 * math.pi / _RAYS)

@@ -42,10 +42,8 @@ def read_impulse_responses(path: Path | str) -> tuple[np.ndarray, np.ndarray]:
     if not (np.all(np.isfinite(coefficients)) and np.all(np.isfinite(delays))):
         raise UserError(f"{str(path)!r} holds NaN or infinity in its coefficients or delays.")
     if np.any(delays < 0) or np.any(delays > 1e-3):
-        raise UserError(
-            f"'delays' in {str(path)!r} lie between {delays.min():g} and {delays.max():g}: seconds "
-            "between 0 and 0.001 are needed."
-        )
+        found = f"'delays' in {str(path)!r} lie between {delays.min():g} and {delays.max():g}"
+        raise UserError(f"{found}: seconds between 0 and 0.001 are needed.")
     with np.errstate(over="ignore"):
         coefficients = coefficients.astype(np.complex64)
         power = np.mean(np.abs(coefficients) ** 2, axis=(1, 2))
@@ -76,11 +74,10 @@ def _mean_power(paths: np.ndarray, delays_s: np.ndarray, frequencies: np.ndarray
     """Mean over equidistant frequencies of |sum over paths|^2: [path, slot] -> [slot]."""
     turned = paths * np.exp(-2j * np.pi * frequencies[0] * delays_s)
     total = np.abs(turned.sum(axis=0)) ** 2
-    if len(frequencies) > 1:
-        step = np.exp(-2j * np.pi * (frequencies[1] - frequencies[0]) * delays_s)
-        for _ in frequencies[1:]:
-            turned = turned * step
-            total += np.abs(turned.sum(axis=0)) ** 2
+    step = np.exp(-2j * np.pi * np.diff(frequencies[:2]).sum() * delays_s)  # 1 if there is one
+    for _ in frequencies[1:]:
+        turned = turned * step
+        total += np.abs(turned.sum(axis=0)) ** 2
     return np.asarray(total / len(frequencies))
 
 
@@ -90,20 +87,16 @@ def _pick(arrays: Mapping[str, np.ndarray], wanted: str, path: Path) -> np.ndarr
         if name in arrays and arrays[name].dtype.kind in "fiuc":
             return arrays[name]
     found = f", only {', '.join(sorted(arrays))[:200]}" if arrays else ""
-    raise UserError(
-        f"{str(path)!r} is no impulse response: it has no {wanted!r} (also read: "
-        f"{', '.join(_NAMES[wanted][1:])}){found}."
-    )
+    missing = f"it has no {wanted!r} (also read: {', '.join(_NAMES[wanted][1:])}){found}"
+    raise UserError(f"{str(path)!r} is no impulse response: {missing}.")
 
 
 def _drop_path_slot(array: np.ndarray, path: Path) -> np.ndarray:
     """Coefficients as [drop, path, slot]: other axes, of antennas, must have length one."""
     drops = [extent for extent in array.shape[:-2] if extent != 1]
     if array.ndim < 2 or len(drops) > 1 or 0 in array.shape:
-        shape = list(array.shape)
-        raise UserError(
-            f"'coefficients' in {str(path)!r} has shape {shape}: [drop, path, slot] is needed."
-        )
+        found = f"'coefficients' in {str(path)!r} has shape {list(array.shape)}"
+        raise UserError(f"{found}: [drop, path, slot] is needed.")
     return array.reshape(math.prod(drops), *array.shape[-2:])
 
 
@@ -115,28 +108,22 @@ def _matching_delays(delays: np.ndarray, shape: tuple[int, ...], path: Path) -> 
     for allowed in (shape, (*drop_path, 1)):
         if squeezed.shape == tuple(extent for extent in allowed if extent != 1):
             return squeezed.reshape(allowed)
-    raise UserError(
-        f"'delays' in {str(path)!r} have shape {list(delays.shape)}: {list(shape)} or "
-        f"{list(drop_path)} belongs to these coefficients."
-    )
+    found = f"'delays' in {str(path)!r} have shape {list(delays.shape)}"
+    raise UserError(f"{found}: {list(shape)} or {list(drop_path)} belongs to these coefficients.")
 
 
 def _read_mat(path: Path) -> dict[str, np.ndarray]:
     """Numeric arrays of a .mat by the names we know; nothing else in it is touched."""
-    content = read_bytes(path, MAX_BYTES)
+    content, file = read_bytes(path, MAX_BYTES), repr(str(path))
     if content.startswith((b"MATLAB 7.3", b"\x89HDF")):
-        raise UserError(
-            f"{str(path)!r} is a MATLAB 7.3 (HDF5) file, which is not read: save it with -v7."
-        )
+        raise UserError(f"{file} is a MATLAB 7.3 (HDF5) file, which is not read: save it with -v7.")
     try:
         arrays, names = read_mat(content, set(_KNOWN), MAX_BYTES)
     except TooLarge as error:
-        raise UserError(
-            f"{str(error)!r} in {str(path)!r} is too large: at most {MAX_BYTES} bytes are read."
-        ) from None
+        large = f"{str(error)!r} in {file} is too large"
+        raise UserError(f"{large}: at most {MAX_BYTES} bytes are read.") from None
     except BrokenMat as error:
-        raise UserError(
-            f"{str(path)!r} is not an intact .mat file of versions 5 to 7 ({error})."
-        ) from None
+        broken = f"{file} is not an intact .mat file of versions 5 to 7 ({error})."
+        raise UserError(broken) from None
     # Names of the rest are only to say what is in there instead.
     return arrays or {name: np.array("") for name in names}

@@ -39,9 +39,8 @@ def read_mat(
     content: bytes, wanted: Set[str], max_bytes: int
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """The numeric arrays of `wanted` by name, and the names of everything in the file."""
-    order = {b"IM": "<", b"MI": ">"}.get(content[126:128])
-    if order is None:
-        raise BrokenMat("no header")
+    _require(content[126:128] in (b"IM", b"MI"), "no header")
+    order = "<" if content[126:128] == b"IM" else ">"
     arrays: dict[str, np.ndarray] = {}
     names = []
     for kind, data in _elements(memoryview(content)[128:], order):
@@ -85,8 +84,8 @@ def _unpack(data: memoryview, limit: int, order: str) -> memoryview:
         unpacked = memoryview(zlib.decompressobj().decompress(data, limit))
     except zlib.error:
         raise BrokenMat("a compressed element is damaged") from None
-    if len(unpacked) < 8 or np.frombuffer(unpacked[:4], f"{order}u4")[0] != _MATRIX:
-        raise BrokenMat("no array in a compressed element")
+    array = len(unpacked) >= 8 and np.frombuffer(unpacked[:4], f"{order}u4")[0] == _MATRIX
+    _require(array, "no array in a compressed element")
     return unpacked
 
 

@@ -75,27 +75,19 @@ def draw_quadriga(keys: Tensor, at: LargeScale, count: int) -> Clusters:
     time = time - time.amin(-1, keepdim=True)
     # Departure angles fix no ray's Doppler here, but they take their share of the power.
     angles = (draws[..., 1:, :] - 0.5) * math.pi
-    azimuth_fall, zenith_fall = angles[..., :2, :].square(), angles[..., 2:, :].abs()
-    power = torch.softmax(
-        (1.0 - shape["delay_scaling"]) * time
-        - rows["azimuth_fall"] * azimuth_fall.sum(-2)
-        - rows["zenith_fall"] * zenith_fall.sum(-2),
-        dim=-1,
-    )
+    fall = rows["azimuth_fall"] * angles[..., :2, :].square().sum(-2)
+    log_power = (1.0 - shape["delay_scaling"]) * time - fall
+    log_power = log_power - rows["zenith_fall"] * angles[..., 2:, :].abs().sum(-2)
+    power = torch.softmax(log_power, dim=-1)
     deviation = time - (power * time).sum(-1, keepdim=True)
     unit = torch.sqrt((power * deviation.square()).sum(-1)).clamp_min(1e-6)
     # Azimuth and zenith of arrival together: [..., 2, cluster].
     wanted = torch.stack([at.azimuth_spread_deg, at.zenith_spread_deg], dim=-1)
-    limits = (rows["azimuth_stretch_limit"], rows["zenith_stretch_limit"])
-    arrival = _stretched(
-        angles[..., 1::2, :], power.unsqueeze(-2), torch.deg2rad(wanted), _pair(limits, keys.device)
-    )
-    return Clusters(
-        power=power,
-        delay_s=time * (at.delay_spread_s / unit)[..., None],
-        azimuth_rad=arrival[..., 0, :],
-        zenith_rad=arrival[..., 1, :],
-    )
+    limits = _pair((rows["azimuth_stretch_limit"], rows["zenith_stretch_limit"]), keys.device)
+    arrival = angles[..., 1::2, :]
+    arrival = _stretched(arrival, power.unsqueeze(-2), torch.deg2rad(wanted), limits)
+    delay = time * (at.delay_spread_s / unit)[..., None]
+    return Clusters(power, delay, azimuth_rad=arrival[..., 0, :], zenith_rad=arrival[..., 1, :])
 
 
 def _stretched(angle: Tensor, power: Tensor, spread_rad: Tensor, limit: Tensor) -> Tensor:
@@ -114,7 +106,6 @@ def _pair(values: tuple[float, float], device: torch.device) -> Tensor:
 
 
 def _signs(keys: Tensor, count: int) -> Tensor:
-    """+1 or -1: [..., count]."""
     return (bits(keys, (count,)) >> 63 | 1).to(torch.float32)
 
 
@@ -169,11 +160,7 @@ def draw_rays(
 
 
 def subcluster_sizes() -> list[int]:
-    """Rays in each sub-cluster (Table 7.5-5).
-
-    >>> subcluster_sizes()
-    [10, 6, 4]
-    """
+    """Rays in each sub-cluster (Table 7.5-5): 10, 6 and 4."""
     return [len(row["rays"]) for row in table()["rays"]["subclusters"]]
 
 

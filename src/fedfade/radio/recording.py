@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,17 +58,16 @@ def sample_drops(
         seeds = [stream(seed, "drop", i) for i in range(first, min(first + _CHUNK, drops))]
         trajectory = places.trajectory(seeds, rounds=1)
         at = trajectory[:, 0, 0]  # [drop]
-        chunks.append(
-            {
-                "small_scale_gain": channel.small_scale_gain(seeds, 0, [0], trajectory)[:, 0, :, 0],
-                "large_scale_gain_db": at.gain_db - radio.antenna_gain_dbi,
-                "position": at.position,
-                "heading_rad": at.heading_rad,
-                "shadow_db": at.shadowing * spread_db,
-                "delay_spread_s": at.delay_spread_s,
-                "asa_deg": at.azimuth_spread_deg,
-            }
-        )
+        chunk = {
+            "small_scale_gain": channel.small_scale_gain(seeds, 0, [0], trajectory)[:, 0, :, 0],
+            "large_scale_gain_db": at.gain_db - radio.antenna_gain_dbi,
+            "position": at.position,
+            "heading_rad": at.heading_rad,
+            "shadow_db": at.shadowing * spread_db,
+            "delay_spread_s": at.delay_spread_s,
+            "asa_deg": at.azimuth_spread_deg,
+        }
+        chunks.append(chunk)
     metadata = {
         "scenario": "3GPP TR 38.901 UMi NLOS",
         "model": radio.source,
@@ -103,8 +103,8 @@ def import_drops(
             "xpr_gain": _DEFINITIONS["xpr_gain"],
         },
     }
-    large_scale_gain_db = (10.0 * np.log10(mean)).astype(np.float32)
-    arrays = {"small_scale_gain": gain, "large_scale_gain_db": large_scale_gain_db}
+    gain_db = (10.0 * np.log10(mean)).astype(np.float32)
+    arrays = {"small_scale_gain": gain, "large_scale_gain_db": gain_db}
     return arrays | _about(len(mean), metadata)
 
 
@@ -115,22 +115,16 @@ def read_recording(path: Path | str, average: bool = False) -> Recording:
     arrays = read_npz(path, ("position", "large_scale_gain_db", "metadata"))
     metadata: Any = {}
     if "metadata" in arrays and arrays["metadata"].dtype.kind == "U":
-        try:
+        with suppress(ValueError, RecursionError):
             metadata = json.loads(str(arrays["metadata"]))
-        except (ValueError, RecursionError):
-            metadata = {}
 
     def of_each_drop(name: str, *extents: int) -> np.ndarray | None:
         array = arrays.get(name)
         return array if array is not None and array.shape == (len(gain), *extents) else None
 
-    return Recording(
-        name=path.stem,
-        gain=gain,
-        position=of_each_drop("position", 2),
-        large_scale_gain_db=of_each_drop("large_scale_gain_db"),
-        metadata=metadata if isinstance(metadata, dict) else {},
-    )
+    metadata = metadata if isinstance(metadata, dict) else {}
+    position, gain_db = of_each_drop("position", 2), of_each_drop("large_scale_gain_db")
+    return Recording(path.stem, gain, position, gain_db, metadata)
 
 
 def _fields(radio: RadioConfig, *names: str) -> dict[str, object]:

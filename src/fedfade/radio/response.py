@@ -12,16 +12,14 @@ phasor is computed where it is summed.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import fields
-from functools import cache
 
 import torch
 from torch import Tensor
 
 from fedfade.config import RadioConfig
 from fedfade.device import matrix_products
-from fedfade.graphs import fuse
+from fedfade.graphs import fused
 from fedfade.radio.rays import Rays, subcluster_sizes
 
 SMALL_BLOCK, LARGE_BLOCK = 64, 1024
@@ -35,7 +33,6 @@ def _circle(turns: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _phasor(turns: Tensor) -> Tensor:
-    """exp(2 pi i x)."""
     return torch.complex(*_circle(turns))
 
 
@@ -114,27 +111,26 @@ def _paths(rays: Rays) -> tuple[Tensor, Tensor]:
 
 def gains_by_blocks(rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int) -> Tensor:
     """In blocks of two sizes, because a function is compiled for each size anew."""
-    drops, groups = len(rays.power), tuple(subcluster_sizes())
-    fused = _fused(offsets_hz.device)
-    parts: list[Tensor] = []
-    first = 0
+    drops, first, groups = len(rays.power), 0, tuple(subcluster_sizes())
+    parts = []
     with matrix_products("fp32"):  # whatever learning asks for, the channel is one
         while first < drops:
             size = LARGE_BLOCK if drops - first >= LARGE_BLOCK // 2 else SMALL_BLOCK
             # The last drop again where there are too few.
             which = torch.arange(first, first + size, device=rays.power.device).clamp(max=drops - 1)
             block = Rays(**{f.name: getattr(rays, f.name)[which] for f in fields(Rays)})
-            parts.append(fused(block, offsets_hz, slot_s, slots, groups)[: drops - first])
+            gain = gains_by_sines(block, offsets_hz, slot_s, slots, groups)
+            parts.append(gain[: drops - first])
             first += size
     return torch.cat(parts)
 
 
+@fused
 def gains_by_sines(
     rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int, groups: tuple[int, ...]
 ) -> Tensor:
     """The way of a GPU: real numbers only, which compilers can merge, and one matrix product."""
-    batch = rays.power.shape[:-1]
-    bands, subcarriers = offsets_hz.shape
+    batch, (bands, subcarriers) = rays.power.shape[:-1], offsets_hz.shape
     series = _rotating_sums(rays, slot_s, -(-slots // 8) * 8, groups)  # whole rows
     weight, delay = _paths(rays)
     cos, sin = (weight * part for part in _circle(-offsets_hz.flatten()[:, None] * delay))
@@ -159,8 +155,3 @@ def _rotating_sums(rays: Rays, slot_s: float, slots: int, groups: tuple[int, ...
         imaginary.append(im)
     both = [torch.stack(part, dim=-2).flatten(-3, -2) for part in (real, imaginary)]
     return torch.cat(both, dim=-2)
-
-
-@cache
-def _fused(device: torch.device) -> Callable[..., Tensor]:
-    return fuse(gains_by_sines, device)

@@ -5,6 +5,7 @@ about the overall mean, so that drops that are lucky as a whole count as correla
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,22 +41,17 @@ def gain_statistics(gain: np.ndarray, lags: tuple[int, ...] = LAGS) -> GainStati
     db = 10.0 * np.log10(np.maximum(power, 1e-30))
     centred = power - power.mean()
     variance = max(float(np.mean(centred**2)), 1e-30)
-    _, slots, bands = gain.shape
 
-    def correlation(one: np.ndarray, other: np.ndarray) -> float:
-        return float(np.mean(one * other)) / variance
+    def correlation(axis: int, steps: Iterable[int]) -> dict[int, float]:
+        along = np.moveaxis(centred, axis, 0)
+        many = len(along)
+        pairs = ((n, along[n:] * along[: many - n]) for n in steps if n < many)
+        return {n: float(np.mean(pair)) / variance for n, pair in pairs}
 
     return GainStatistics(
         mean=float(power.mean()),
         std_db=float(db.std()),
         percentiles_db=dict(zip(PERCENTS, np.percentile(db, PERCENTS).tolist(), strict=True)),
-        autocorrelation={
-            lag: correlation(centred[:, lag:], centred[:, : slots - lag])
-            for lag in lags
-            if lag < slots
-        },
-        band_correlation={
-            step: correlation(centred[..., step:], centred[..., : bands - step])
-            for step in range(1, bands)
-        },
+        autocorrelation=correlation(1, lags),
+        band_correlation=correlation(2, range(1, gain.shape[2])),
     )

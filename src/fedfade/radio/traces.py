@@ -30,16 +30,15 @@ class TraceFading:
         self._drops = load_traces(radio).to(device)
         count = len(self._drops)
         if count < clients:
-            raise UserError(
-                f"radio.traces = {radio.traces!r} is not allowed: it holds {count} drops, "
-                f"fewer than the {clients} clients that fade independently."
+            few = (
+                f"it holds {count} drops, fewer than the {clients} clients that fade independently"
             )
+            raise UserError(f"radio.traces = {radio.traces!r} is not allowed: {few}.")
         # Steps that come back to a drop only when all have been passed.
         steps = [step for step in range(1, count + 1) if math.gcd(step, count) == 1]
         self._strides = torch.tensor(steps, device=device)
 
     def gains(self, keys: Tensor, at: LargeScale) -> Tensor:
-        """As `FadingSource` says."""
         count, first = len(self._drops), keys[:, :1]
         start = integers(fold(first, 0), count, ())
         stride = self._strides[integers(fold(first, 1), len(self._strides), ())]
@@ -56,15 +55,12 @@ def load_traces(radio: RadioConfig) -> Tensor:
     parts = []
     for file in files:
         gain = read_gains(file, average=radio.subband_gain == "average")
-        for field, wanted, held, what in (
-            ("slots", radio.slots, gain.shape[1], "slots a drop"),
-            ("subbands", radio.subbands, gain.shape[2], "sub-bands"),
-        ):
-            if held < wanted:
-                raise UserError(
-                    f"radio.{field} = {wanted} is not allowed with {str(file)!r}: "
-                    f"it holds {held} {what}."
-                )
+        _, slots, bands = gain.shape
+        holds = {"slots": (slots, "slots a drop"), "subbands": (bands, "sub-bands")}
+        for field, (held, what) in holds.items():
+            if held < (wanted := getattr(radio, field)):
+                asked = f"radio.{field} = {wanted} is not allowed with {str(file)!r}"
+                raise UserError(f"{asked}: it holds {held} {what}.")
         parts.append(torch.from_numpy(gain[:, : radio.slots, : radio.subbands]))
     return torch.cat(parts)
 
@@ -81,10 +77,8 @@ def read_gains(path: Path | str, average: bool = False) -> np.ndarray:
     mean = arrays.pop("xpr_gain", None)
     for name, gain in arrays.items():
         if gain.ndim != 3 or 0 in gain.shape or gain.dtype.kind not in "fiu":
-            raise UserError(
-                f"{name!r} in {str(path)!r} has shape {list(gain.shape)} and type {gain.dtype}: "
-                "real numbers [drop, slot, band] are needed."
-            )
+            found = f"{name!r} in {str(path)!r} has shape {list(gain.shape)} and type {gain.dtype}"
+            raise UserError(f"{found}: real numbers [drop, slot, band] are needed.")
     if len({gain.shape for gain in arrays.values()}) > 1:
         centre, averaged = list(arrays[_CENTRE].shape), list(arrays[_AVERAGE].shape)
         raise UserError(
@@ -97,18 +91,14 @@ def read_gains(path: Path | str, average: bool = False) -> np.ndarray:
         and np.all(np.isfinite(mean) & (mean > 0))
     ):
         raise UserError(f"'xpr_gain' in {str(path)!r} must be one positive number a drop.")
-    return {name: _checked(name, gain, mean, path) for name, gain in arrays.items()}[wanted]
-
-
-def _checked(name: str, gain: np.ndarray, mean: np.ndarray | None, path: Path | str) -> np.ndarray:
-    """Gains as float32, divided by the mean power of their drop where it is given."""
     with np.errstate(all="ignore"):  # what overflows is found below
-        gain = gain.astype(np.float32)
-        if mean is not None:
-            gain = gain / mean.astype(np.float32)[:, None, None]
-    if not np.all(np.isfinite(gain)):
-        drop = int(np.argwhere(~np.isfinite(gain))[0, 0])
-        raise UserError(f"{name!r} in {str(path)!r} holds NaN or infinity (first in drop {drop}).")
-    if np.any(gain < 0):
-        raise UserError(f"{name!r} in {str(path)!r} holds negative power gains.")
-    return gain
+        unit = 1.0 if mean is None else mean.astype(np.float32)[:, None, None]
+        arrays = {name: gain.astype(np.float32) / unit for name, gain in arrays.items()}
+    for name, gain in arrays.items():
+        found = f"{name!r} in {str(path)!r} holds"
+        if not np.all(np.isfinite(gain)):
+            drop = int(np.argwhere(~np.isfinite(gain))[0, 0])
+            raise UserError(f"{found} NaN or infinity (first in drop {drop}).")
+        if np.any(gain < 0):
+            raise UserError(f"{found} negative power gains.")
+    return arrays[wanted]

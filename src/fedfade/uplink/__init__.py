@@ -2,7 +2,6 @@
 
 from fedfade.uplink.gradients import GradientSource, gradient_source, record_gradients
 from fedfade.uplink.observation import (
-    StaticObservation,
     fill_observation,
     fill_state,
     global_state,
@@ -22,7 +21,6 @@ from fedfade.uplink.slot import (
     Progress,
     Round,
     Scenario,
-    SlotResult,
     decode_action,
     play_slot,
     scenario_from_config,

@@ -3,15 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
-from benchmarl.environments.common import TaskClass
-from torchrl.data import Composite
+from benchmarl.environments.pettingzoo.common import PettingZooClass
 from torchrl.envs import EnvBase, PettingZooWrapper
 from torchrl.envs.utils import MarlGroupMapType
 
 from fedfade.uplink.parallel import parallel_env
 
 
-class UplinkTask(TaskClass):  # type: ignore[misc]
+class UplinkTask(PettingZooClass):  # type: ignore[misc]
     """A preset's uplink as BenchMARL wants to be told about it: `UplinkTask("ring", {})`."""
 
     def get_env_fun(
@@ -39,28 +38,7 @@ class UplinkTask(TaskClass):  # type: ignore[misc]
     def has_render(self, env: EnvBase) -> bool:
         return False
 
-    def group_map(self, env: EnvBase) -> dict[str, list[str]]:
-        return dict(env.group_map)
-
-    def observation_spec(self, env: EnvBase) -> Composite:
-        """What agents see, without the infos."""
-        spec = env.observation_spec.clone()
-        del spec["state"]
-        for group in self.group_map(env):
-            for key in set(spec[group].keys()) - {"observation"}:
-                del spec[group, key]
-        return spec
-
-    def info_spec(self, env: EnvBase) -> Composite | None:
-        return None
-
-    def state_spec(self, env: EnvBase) -> Composite | None:
-        return Composite({"state": env.observation_spec["state"].clone()})
-
-    def action_spec(self, env: EnvBase) -> Composite:
-        return env.full_action_spec
-
-    def action_mask_spec(self, env: EnvBase) -> Composite | None:
+    def info_spec(self, env: EnvBase) -> None:
         return None
 
     @staticmethod

@@ -6,6 +6,7 @@ averaged, then the next round.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,8 @@ from pettingzoo import ParallelEnv
 
 from fedfade.config import Config
 from fedfade.errors import UserError, not_allowed
+from fedfade.uplink import observation as observed
 from fedfade.uplink.gradients import gradient_source
-from fedfade.uplink.observation import (
-    fill_observation,
-    fill_state,
-    observation_width,
-    state_width,
-    static_observation,
-)
 from fedfade.uplink.parts import BOUND
 from fedfade.uplink.reward import normalised_inner, slot_reward
 from fedfade.uplink.rounds import Rounds
@@ -38,10 +33,6 @@ _MAX_SEED = 2**31
 Dicts = dict[str, Any]
 
 
-def _box(width: int) -> spaces.Box:
-    return spaces.Box(-BOUND, BOUND, (width,), np.float32)
-
-
 class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[misc]
     """Clients sharing sub-bands; all get the same reward, and all stop at the deadline."""
 
@@ -53,30 +44,27 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
     }
 
     def __init__(self, config: Config, render_mode: str | None = None) -> None:
-        self.config = config
-        self.render_mode = render_mode
+        self.config, self.render_mode = config, render_mode
         if render_mode != "human":  # PettingZoo's render_test makes one, whatever is offered
             self._check_render_mode()
         self._gradients = gradient_source(config)
-        self._rounds = self._new_rounds(0)
+        self._rounds = Rounds(config, self._gradients, episodes=1, seeds=[0])
         self.scenario = scenario = self._rounds.scenario
         self.possible_agents = [f"client_{n}" for n in range(scenario.clients)]
         self.agents: list[str] = []
-        everybody, width = self.possible_agents, observation_width(scenario)
-        self.observation_spaces = {agent: _box(width) for agent in everybody}
+        everybody, width = self.possible_agents, observed.observation_width(scenario)
+        box = partial(spaces.Box, -BOUND, BOUND, dtype=np.float32)
+        self.observation_spaces = {agent: box(shape=(width,)) for agent in everybody}
         self.action_spaces = {agent: spaces.Discrete(scenario.actions) for agent in everybody}
-        self.state_space = _box(state_width(scenario))
+        self.state_space = box(shape=(observed.state_width(scenario),))
         self._random: np.random.Generator | None = None
-        self._episode = -1
+        self._episode, self._slot = -1, scenario.slots  # no episode is open
         self._progress = start_round(scenario, 1)
-        self._open = False  # an episode has begun whose outcome the federated task awaits
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
-        """The same object at every call."""
         return self.observation_spaces[agent]
 
     def action_space(self, agent: str) -> spaces.Space[Any]:
-        """The same object at every call."""
         return self.action_spaces[agent]
 
     def reset(
@@ -86,14 +74,14 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
         self._check_render_mode()
         if seed is not None or self._random is None:
             self._random, _ = seeding.np_random(seed)
-            self._rounds = self._new_rounds(int(self._random.integers(_MAX_SEED)))
+            seeds = [int(self._random.integers(_MAX_SEED))]
+            self._rounds = Rounds(self.config, self._gradients, episodes=1, seeds=seeds)
             self._episode = -1
-        elif self._open:
+        elif self._slot < self.scenario.slots:  # the federated task awaits its outcome
             self._rounds.deliver(self._episode, self._progress.finished[:, None])
         self._episode += 1
-        self._open = True
         self._round = self._rounds.round(self._episode)
-        self._static = static_observation(self.scenario, self._round)
+        self._static = observed.static_observation(self.scenario, self._round)
         self._normalised = normalised_inner(self._round.inner)
         self._progress = start_round(self.scenario, 1)
         self._slot = 0
@@ -118,7 +106,6 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
         ended = self._slot == scenario.slots
         if ended:
             self._rounds.deliver(self._episode, self._progress.finished[:, None])
-            self._open = False
         agents, self.agents = self.agents, [] if ended else self.agents
         rewards, ends, cuts = (dict.fromkeys(agents, value) for value in (reward, ended, False))
         return self._observe(), rewards, ends, cuts, self._infos()
@@ -127,8 +114,7 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
         """What a central critic or mixer may see."""
         self._check_begun("state")
         blank = self._static.state[self._shown_slot].clone()
-        filled = fill_state(self.scenario, blank, self._progress)[0]
-        return np.asarray(filled.numpy(), dtype=np.float32)
+        return np.asarray(observed.fill_state(self.scenario, blank, self._progress)[0].numpy())
 
     def render(self) -> NDArray[np.uint8] | None:
         """The round so far: who sends where, and how far everybody is."""
@@ -153,12 +139,9 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
         """After the deadline the last slot's gains stay in view."""
         return min(self._slot, self.scenario.slots - 1)
 
-    def _new_rounds(self, seed: int) -> Rounds:
-        return Rounds(self.config, self._gradients, episodes=1, seeds=[seed])
-
     def _observe(self) -> Dicts:
         blank = self._static.observation[self._shown_slot].clone()
-        filled = fill_observation(self.scenario, blank, self._progress)[:, 0].numpy()
+        filled = observed.fill_observation(self.scenario, blank, self._progress)[:, 0].numpy()
         return dict(zip(self.possible_agents, filled, strict=True))
 
     def _infos(self) -> Dicts:
@@ -168,11 +151,9 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
 
     def _choices(self, actions: Mapping[str, int]) -> torch.Tensor:
         """One number an agent, checked: [1, client]."""
-        missing = [agent for agent in self.agents if agent not in actions]
-        if missing:
+        if missing := [agent for agent in self.agents if agent not in actions]:
             raise UserError(f"no action for {missing[0]}: every client must act in every slot.")
-        unknown = [agent for agent in actions if agent not in self.action_spaces]
-        if unknown:
+        if unknown := [agent for agent in actions if agent not in self.action_spaces]:
             known = f"one of client_0 to {self.possible_agents[-1]}"
             raise not_allowed("agent of an action", unknown[0], known)
         return torch.tensor([[self._choice(agent, actions[agent]) for agent in self.agents]])

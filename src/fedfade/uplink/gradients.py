@@ -5,6 +5,7 @@ d_n = g_{t-1} - g_n; and the learning side one thing of the uplink, who delivere
 """
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Protocol
 
@@ -21,7 +22,10 @@ SYNTHETIC_WIDTH = 32  # dimensions the invented updates live in
 
 
 class GradientSource(Protocol):
-    """One federated task a run at a time; rounds are asked for in order."""
+    """One federated task a run at a time; rounds are asked for in order.
+
+    A source without a model has only `inner` to define.
+    """
 
     payload_bits: float
 
@@ -31,31 +35,32 @@ class GradientSource(Protocol):
 
     def deliver(self, delivered: Tensor) -> None:
         """End the round: these clients [run, client] are averaged."""
+        return
 
     def accuracy(self) -> Tensor | None:
         """Test accuracy of the global models now, where there are some: [run]."""
+        return None
 
     def tensors(self) -> dict[str, Tensor]:
         """What an exact continuation needs: [run, ...]."""
+        return {}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Continue from `tensors`."""
+        return
 
 
-class FederatedGradients:
+class FederatedGradients(GradientSource):
     """Real FedAvg rounds in two halves, between which the agents play (paper: algorithm 1)."""
 
     def __init__(self, config: Config, device: torch.device | str = "cpu") -> None:
-        data = load_data(config.learning)
-        self._federation = Federation(
-            config.learning, data, device=device, precision=config.run.precision
-        )
+        data, precision = load_data(config.learning), config.run.precision
+        self._federation = Federation(config.learning, data, device=device, precision=precision)
         self.payload_bits = self._federation.payload_bits
         self._state: ServerState | None = None
         self._sent: Sent | None = None
 
     def inner(self, seeds: Sequence[int], round: int) -> Tensor:
-        """Train every client from the current model."""
         self._models = Models([(self._federation, seeds)])
         if round == 0 or self._state is None:
             self._state = self._models.start()
@@ -63,12 +68,10 @@ class FederatedGradients:
         return self._sent.inner
 
     def deliver(self, delivered: Tensor) -> None:
-        """Average those who delivered."""
         assert self._sent is not None
         self._state, _ = receive(self._models, self._sent, delivered)
 
     def accuracy(self) -> Tensor | None:
-        """On the test set."""
         return None if self._state is None else self._federation.evaluate(self._state)[0]
 
     def tensors(self) -> dict[str, Tensor]:
@@ -76,13 +79,12 @@ class FederatedGradients:
         return {} if self._state is None else self._state.tensors()
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Continue from a server's state."""
         if tensors:
             state = ServerState.of(tensors)
             self._state = state.each(lambda tensor: tensor.to(self._federation.device))
 
 
-class SyntheticGradients:
+class SyntheticGradients(GradientSource):
     """Invented updates, so that agents can be trained without a data set.
 
     A client's deviation is a direction all share, one of its own, and fresh noise; they shrink
@@ -92,9 +94,8 @@ class SyntheticGradients:
 
     def __init__(self, config: Config, device: torch.device | str = "cpu") -> None:
         if config.learning.payload_bits == "auto":
-            raise not_allowed(
-                "learning.payload_bits", "auto", "a number where there is no model to count"
-            )
+            allowed = "a number where there is no model to count"
+            raise not_allowed("learning.payload_bits", "auto", allowed)
         self.payload_bits = float(config.learning.payload_bits)
         self._clients = config.learning.clients
         self._device = torch.device(device)
@@ -110,20 +111,6 @@ class SyntheticGradients:
         scale = 0.03 / (SYNTHETIC_WIDTH * (1.0 + 0.03 * round))
         return deviation @ deviation.mT * scale
 
-    def deliver(self, delivered: Tensor) -> None:
-        """Nothing is learned."""
-
-    def accuracy(self) -> Tensor | None:
-        """There is no model."""
-        return None
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Nothing to remember."""
-        return {}
-
-    def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Nothing to continue."""
-
 
 class RecordedGradients(SyntheticGradients):
     """Gram matrices recorded from real rounds: array `inner` [task, round, client, client]."""
@@ -133,17 +120,12 @@ class RecordedGradients(SyntheticGradients):
         arrays = read_npz(path, ("inner",))
         if "inner" not in arrays:
             raise UserError(f"{str(path)!r} has no array 'inner'.")
-        inner = arrays["inner"]
-        wanted = (self._clients, self._clients)
-        if (
-            inner.ndim != 4
-            or inner.shape[2:] != wanted
-            or inner.size == 0
-            or inner.dtype.kind != "f"
-        ):
+        inner, n = arrays["inner"], self._clients
+        fits = inner.ndim == 4 and inner.shape[2:] == (n, n) and inner.size > 0
+        if not fits or inner.dtype.kind != "f":
             raise UserError(
                 f"array 'inner' in {str(path)!r} is {inner.dtype} {list(inner.shape)}: it must be "
-                f"floating-point [task, round, {wanted[0]}, {wanted[1]}]."
+                f"floating-point [task, round, {n}, {n}]."
             )
         self._inner = torch.from_numpy(inner).to(self._device, torch.float32)
         if not bool(self._inner.isfinite().all()):
@@ -159,14 +141,12 @@ def record_gradients(config: Config, seeds: Sequence[int], path: Path) -> None:
     """Run federated rounds in which everybody delivers and record their Gram matrices."""
     source = FederatedGradients(config)
     everybody = torch.ones(1, config.learning.clients, dtype=torch.bool)
-    tasks = []
-    for seed in seeds:
-        rounds = []
-        for round in range(config.run.rounds):
-            rounds.append(source.inner([seed], round)[0])
-            source.deliver(everybody)
-        tasks.append(torch.stack(rounds))
-    write_npz(path, {"inner": torch.stack(tasks).numpy(force=True)})
+    found = []
+    for seed, round in product(seeds, range(config.run.rounds)):
+        found.append(source.inner([seed], round)[0])
+        source.deliver(everybody)
+    inner = torch.stack(found).reshape(len(seeds), -1, *found[0].shape)  # [task, round, ...]
+    write_npz(path, {"inner": inner.numpy(force=True)})
 
 
 def gradient_source(config: Config, device: torch.device | str = "cpu") -> GradientSource:

@@ -10,13 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedfade.uplink.parts import (
-    load_part,
-    scaled_clock,
-    scaled_deviation,
-    scaled_fading,
-    scaled_snr,
-)
+from fedfade.uplink import parts
 from fedfade.uplink.slot import Progress, Round, Scenario
 
 
@@ -28,25 +22,18 @@ class StaticObservation(NamedTuple):
 
 
 def part_columns(scenario: Scenario) -> dict[str, slice]:
-    """Where each part lies in an agent's observation.
-
-    >>> from fedfade.config import load_config
-    >>> from fedfade.uplink import scenario_from_config
-    >>> columns = part_columns(scenario_from_config(load_config("paper"), 9932960))
-    >>> columns["fading"], columns["remaining"]
-    (slice(10, 14, None), slice(14, 15, None))
-    """
+    """Where each part lies in an agent's observation."""
     columns: dict[str, slice] = {}
     start = 0
     for name in scenario.observe:
-        columns[name] = slice(start, start + load_part(name).width(scenario))
+        columns[name] = slice(start, start + parts.load_part(name).width(scenario))
         start = columns[name].stop
     return columns
 
 
 def observation_width(scenario: Scenario) -> int:
     """Numbers in one agent's observation; N + C + 4 for the paper's."""
-    return sum(load_part(name).width(scenario) for name in scenario.observe)
+    return sum(parts.load_part(name).width(scenario) for name in scenario.observe)
 
 
 def state_width(scenario: Scenario) -> int:
@@ -66,19 +53,20 @@ def static_observation(
         round_ = round_._replace(inner=torch.zeros_like(round_.inner))
     shape = (len(slots), len(round_.alpha))
     full = (shape[0], scenario.clients, shape[1])
-    parts = [
-        load_part(name).static(scenario, round_, slots).expand(*full, where.stop - where.start)
-        for name, where in part_columns(scenario).items()
-    ]
+    seen = []
+    for name in scenario.observe:
+        part = parts.load_part(name)
+        static = part.static(scenario, round_, slots)
+        seen.append(static.expand(*full, part.width(scenario)))
     state = [
-        scaled_snr(scenario, round_).expand(*shape, -1),
-        scaled_fading(scenario, round_, slots).transpose(0, 1).flatten(2),
+        parts.scaled_snr(scenario, round_).expand(*shape, -1),
+        parts.scaled_fading(scenario, round_, slots).transpose(0, 1).flatten(2),
         torch.zeros(*shape, scenario.clients, device=scenario.device),
-        scaled_clock(scenario, slots)[:, None, None].expand(*shape, 1),
-        scaled_deviation(scenario, round_).expand(*shape, -1),
+        parts.scaled_clock(scenario, slots)[:, None, None].expand(*shape, 1),
+        parts.scaled_deviation(scenario, round_).expand(*shape, -1),
         (round_.number / scenario.rounds)[:, None].expand(*shape, 1),
     ]
-    return StaticObservation(torch.cat(parts, dim=-1), torch.cat(state, dim=-1))
+    return StaticObservation(torch.cat(seen, dim=-1), torch.cat(state, dim=-1))
 
 
 def fill_observation(scenario: Scenario, blank: Tensor, progress: Progress) -> Tensor:
@@ -86,7 +74,7 @@ def fill_observation(scenario: Scenario, blank: Tensor, progress: Progress) -> T
     share = (progress.remaining_bits * (1.0 / scenario.payload_bits)).T[..., None]
     start = 0
     for name in scenario.observe:
-        part = load_part(name)
+        part = parts.load_part(name)
         stop = start + part.width(scenario)
         if part.update is not None:
             part.update(scenario, blank[..., start:stop], share)
@@ -96,9 +84,8 @@ def fill_observation(scenario: Scenario, blank: Tensor, progress: Progress) -> T
 
 def fill_state(scenario: Scenario, blank: Tensor, progress: Progress) -> Tensor:
     """Write the progress into one slot's static state, in place: [episode, width]."""
-    start = scenario.clients * (1 + scenario.bands)
-    share = progress.remaining_bits * (1.0 / scenario.payload_bits)
-    blank[:, start : start + scenario.clients] = share
+    where = slice(scenario.clients * (1 + scenario.bands), scenario.clients * (2 + scenario.bands))
+    blank[:, where] = progress.remaining_bits * (1.0 / scenario.payload_bits)
     return blank
 
 
@@ -123,8 +110,8 @@ def plan_preference(scenario: Scenario, trust: float) -> tuple[Tensor, Tensor] |
     vector = torch.zeros(scenario.actions)
     silent = scenario.silent_level  # on sub-band 0: they are all the same
     vector[silent] = trust
-    first = part_columns(scenario)["reservation"].start
-    for band in range(scenario.bands):
-        matrix[first + band, band * scenario.levels + scenario.full_level] = trust
-        matrix[first + band, silent] = -trust
+    band = torch.arange(scenario.bands)
+    planned = part_columns(scenario)["reservation"].start + band
+    matrix[planned, band * scenario.levels + scenario.full_level] = trust
+    matrix[planned, silent] = -trust
     return matrix.to(scenario.device), vector.to(scenario.device)

@@ -20,11 +20,6 @@ def parallel_env(
     recording; if not given, synthetic for a preset and qmix.gradients for a configuration.
     `max_cycles` sets radio.slots; other fields are overridden by branch,
     `radio={"clusters": 28}`, or by dotted name, `**{"radio.clusters": 28}`.
-
-    >>> env = parallel_env("ring", max_cycles=3)
-    >>> observations, infos = env.reset(seed=0)
-    >>> env.possible_agents[0], observations["client_0"].shape, env.state().shape
-    ('client_0', (18,), (72,))
     """
     from fedfade.uplink.environment import UplinkEnv
 

@@ -64,17 +64,12 @@ class LoadedPart:
     gradient_aware: bool = False
 
 
+# A slot asks for its parts again and again. (Compilers see through a dictionary.)
 _loaded: dict[str, LoadedPart] = {}
-"""A slot asks for its parts again and again. (Compilers see through a dictionary.)"""
 
 
 def load_part(name: str) -> LoadedPart:
-    """A part by built-in name, entry point of group `fedfade.observation_parts`, or
-    `module:factory`.
-
-    >>> load_part("others_fading").told
-    'fading'
-    """
+    """A part by built-in name, entry point of `fedfade.observation_parts`, or `module:factory`."""
     if name not in _loaded:
         part = PARTS.make(name)
         _loaded[name] = part if name in PARTS.built_in else _checked(name, part)
@@ -82,7 +77,7 @@ def load_part(name: str) -> LoadedPart:
 
 
 def _checked(name: str, part: Part) -> LoadedPart:
-    """A user's part, held to the protocol: what is wrong with it ends in one sentence."""
+    """A user's part, held to the protocol."""
     who = f"observation part {name!r}"
     if part.told not in get_args(Told):
         raise not_allowed(f"told of {who}", part.told, f"one of {', '.join(get_args(Told))}")
@@ -102,10 +97,8 @@ def _checked(name: str, part: Part) -> LoadedPart:
         try:
             found = found.expand(shape)
         except RuntimeError:
-            raise UserError(
-                f"{who} answered shape {list(found.shape)}: it must be, or broadcast to, "
-                f"[slot, client, episode, width] = {list(shape)}."
-            ) from None
+            wanted = f"it must be, or broadcast to, [slot, client, episode, width] = {list(shape)}"
+            raise UserError(f"{who} answered shape {list(found.shape)}: {wanted}.") from None
         # Looking at values would wait for a GPU.
         if found.device.type == "cpu" and not bool(found.isfinite().all()):
             raise UserError(f"{who} answered numbers that are not finite.")
@@ -122,10 +115,6 @@ def _checked(name: str, part: Part) -> LoadedPart:
 # --- quantities, scaled ----------------------------------------------------------------------
 
 
-def _decibel(x: Tensor, floor: float) -> Tensor:
-    return 10.0 * torch.log10(x.clamp(min=floor))
-
-
 def mean_snr(scenario: Scenario, round_: Round) -> Tensor:
     """Mean SNR at full power: [episode, client]."""
     return round_.alpha * (scenario.full_power_w / scenario.noise_w)
@@ -133,7 +122,7 @@ def mean_snr(scenario: Scenario, round_: Round) -> Tensor:
 
 def scaled_snr(scenario: Scenario, round_: Round) -> Tensor:
     """Large-scale gains as mean SNR at full power: [episode, client]."""
-    snr_db = _decibel(mean_snr(scenario, round_), SNR_FLOOR)
+    snr_db = 10.0 * torch.log10(mean_snr(scenario, round_).clamp(min=SNR_FLOOR))
     return ((snr_db - SNR_CENTRE_DB) / SNR_SCALE_DB).clamp(-BOUND, BOUND)
 
 
@@ -142,7 +131,8 @@ def scaled_fading(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
     fading = round_.fading.index_select(1, slots)
     if "fading" in scenario.hide:
         return torch.ones_like(fading)
-    return (_decibel(fading, FADING_FLOOR) / FADING_SCALE_DB).clamp(max=BOUND)
+    fading_db = 10.0 * torch.log10(fading.clamp(min=FADING_FLOOR))
+    return (fading_db / FADING_SCALE_DB).clamp(max=BOUND)
 
 
 def scaled_deviation(scenario: Scenario, round_: Round) -> Tensor:
@@ -204,35 +194,27 @@ def _reservation(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
     slot = every.view(-1, 1, 1, 1)
     own = torch.where(sends, slot, 2 * scenario.slots)
     until = (own.flip(0).cummin(0).values.flip(0) - slot).clamp(max=scenario.slots)
+    left = sends.flip(0).cumsum(0).flip(0)
     needed = (plan.slots.T / scenario.slots).clamp(max=PLAN_BOUND)[None, :, :, None]
-    columns = [
-        planned.float(),
-        mine.float(),
-        plan.grace.permute(2, 1, 0, 3).float(),
-        free.expand(mine.shape),
-        until / scenario.slots,
-        sends.flip(0).cumsum(0).flip(0) / scenario.slots,
-        needed.expand(sends.shape),
-        (plan.rank.T / scenario.clients)[None, :, :, None].expand(sends.shape),
-    ]
+    rank = (plan.rank.T / scenario.clients)[None, :, :, None]
+    columns = [planned.float(), mine.float(), plan.grace.permute(2, 1, 0, 3).float()]
+    columns += [free.expand(mine.shape), until / scenario.slots, left / scenario.slots]
+    columns += [needed.expand(sends.shape), rank.expand(sends.shape)]
     return torch.cat(columns, dim=-1).index_select(0, slots)
 
 
 def _update_reservation(scenario: Scenario, columns: Tensor, share: Tensor) -> None:
     """The bits left take so long; a client without a sub-band now may plan to go on elsewhere."""
-    sizes = [scenario.bands] * 4 + [4]
-    planned, mine, grace, free, numbers = torch.split(columns, sizes, dim=-1)
-    needed, left = numbers[..., 2:3], numbers[..., 1:2]
+    slots, sizes = scenario.slots, [scenario.bands] * 4 + [1] * 4
+    planned, mine, grace, free, _, left, needed, _ = torch.split(columns, sizes, dim=-1)
     needed *= share
-    slots = scenario.slots
     more = after_turn(grace > 0, free, needed * slots, left * slots)
     planned += more * (mine.sum(-1, keepdim=True) == 0)
 
 
 def _time_to_finish(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
     """Rounds a whole payload takes alone on a sub-band; a slot multiplies by the share left."""
-    snr = mean_snr(scenario, round_)
-    needed = expected_slots(scenario, snr, torch.full_like(snr, scenario.payload_bits))
+    needed = expected_slots(scenario, mean_snr(scenario, round_))
     return (needed / scenario.slots).clamp(max=BOUND).T[None, :, :, None]
 
 

@@ -23,19 +23,18 @@ def ergodic_rate(snr: Tensor) -> Tensor:
     The closed form e^(1/snr) E1(1/snr) / ln 2 overflows at low SNR and exists on no GPU; with
     h = e^x the integrand dies off at both ends so fast that the plain trapezoid rule converges
     to float precision.
-
-    >>> round(float(ergodic_rate(torch.tensor(100.0))), 3)
-    5.884
     """
     x = torch.linspace(-16.0, 4.5, 96, dtype=snr.dtype, device=snr.device)
     weight = torch.exp(x - torch.exp(x)) * (x[1] - x[0])
     return (torch.log2(1.0 + snr[..., None] * torch.exp(x)) * weight).sum(-1)
 
 
-def expected_slots(scenario: Scenario, snr: Tensor, remaining_bits: Tensor) -> Tensor:
-    """Slots a client alone on a sub-band needs for what it has left: [episode, client]."""
+def expected_slots(scenario: Scenario, snr: Tensor, bits: Tensor | None = None) -> Tensor:
+    """Slots a client alone on a sub-band needs for its bits, a payload if not given:
+    [episode, client]."""
+    bits = torch.full_like(snr, scenario.payload_bits) if bits is None else bits
     bits_per_slot = ergodic_rate(snr) * scenario.bandwidth_hz * scenario.slot_s
-    return remaining_bits / bits_per_slot.clamp(min=torch.finfo(torch.float32).tiny)
+    return bits / bits_per_slot.clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def shortest_first(scenario: Scenario, slots: Tensor, round_number: Tensor) -> Tensor:
@@ -72,8 +71,6 @@ def timetable(
     `snr` [episode, client] is the mean SNR at full power; `remaining_bits` what each has to
     send, the whole payload if not given.
     """
-    if remaining_bits is None:
-        remaining_bits = torch.full_like(snr, scenario.payload_bits)
     slots = expected_slots(scenario, snr, remaining_bits)
     order = shortest_first(scenario, slots, round_number)
     free = torch.zeros(len(slots), scenario.bands, device=slots.device)  # when a band is free
@@ -117,13 +114,9 @@ def best_rate(snr: Tensor, choices: float, shape: float) -> Tensor:
 
     One sub-band fades like a gamma variable of unit mean: shape 1 is Rayleigh, a mean over many
     subcarriers is nearer to shape 2.
-
-    >>> [round(float(best_rate(torch.tensor(100.0), m, 1.0)), 2) for m in (1, 2, 4)]
-    [5.88, 6.56, 7.17]
     """
     x = torch.linspace(-16.0, 4.5, 192, device=snr.device)  # h = e^x, as in `ergodic_rate`
-    log_density = shape * (x + math.log(shape) - torch.exp(x)) - math.lgamma(shape)
-    one = torch.exp(log_density)
+    one = torch.exp(shape * (x + math.log(shape) - torch.exp(x)) - math.lgamma(shape))
     one = one / one.sum()
     below = one.cumsum(0) - 0.5 * one
     power = 1.0 + LIKENESS * (choices - 1)
@@ -147,9 +140,9 @@ def reserve(
     """
     whole = torch.full_like(snr, scenario.payload_bits)
     remaining_bits = whole if remaining_bits is None else remaining_bits
-    bits = scenario.bandwidth_hz * scenario.slot_s
     choices = range(1, scenario.bands + 1 if choice else 2)
-    rate = torch.stack([best_rate(snr, m, scenario.fading_shape) for m in choices], -1) * bits
+    rate = torch.stack([best_rate(snr, m, scenario.fading_shape) for m in choices], -1)
+    rate = rate * (scenario.bandwidth_hz * scenario.slot_s)  # bits a slot
     alone = rate[..., 0].clamp(min=torch.finfo(torch.float32).tiny)
     slots = remaining_bits / alone  # [episode, client]
     order = shortest_first(scenario, slots, round_number)
@@ -157,12 +150,15 @@ def reserve(
     needed = slots.gather(1, order)
     rate = rate.gather(1, order[..., None].expand(-1, -1, len(choices)))
     rate = rate / remaining_bits.gather(1, order).clamp(min=1.0)[..., None]  # payloads a slot
-    given = _most_likely(scenario, needed, rate)
-    own = _row(scenario, given)
-    mine = own | _deal(own) if choice else own
+    own = _row(scenario, _most_likely(scenario, needed, rate))
+    mine = _deal(own) if choice else own
     rank = order.argsort(-1)
     place = rank[..., None, None].expand(mine.shape)
-    bands, grace = (_hop(part.gather(1, place)) for part in (mine, _after(own)))
+    # Everybody moves on by one sub-band a slot.
+    slot = torch.arange(scenario.slots, device=snr.device)[:, None]
+    band = torch.arange(scenario.bands, device=snr.device)
+    hop = ((band - slot) % scenario.bands).expand(mine.shape)
+    bands, grace = (part.gather(1, place).gather(-1, hop) for part in (mine, _after(own)))
     sent = _payloads(mine, rate).cumsum(-1)
     sent = torch.nn.functional.pad(sent[..., :-1], (1, 0)).gather(1, place[..., 0])
     return Reservation(bands, grace, sent, whole / alone, rank)
@@ -179,9 +175,8 @@ def _most_likely(scenario: Scenario, needed: Tensor, rate: Tensor) -> Tensor:
         wanted = torch.where(place <= last, needed.clamp(max=scenario.slots), 0.0)
         spare = length / wanted.sum(-1, keepdim=True).clamp(min=1.0)
         given = (wanted * spare.clamp(max=SPARE)).clamp(max=scenario.slots)
-        served = _row(scenario, given)
-        if rate.shape[-1] > 1:
-            served = served | _deal(served)
+        own = _row(scenario, given)
+        served = _deal(own) if rate.shape[-1] > 1 else own
         finish = likely_done(_payloads(served, rate).sum(-1))
         likely = (finish * (place <= last)).sum(-1)
         better = (spare[:, 0] >= 1.0) & (likely > most)
@@ -218,8 +213,7 @@ def likely_done(sent: Tensor) -> Tensor:
 def _payloads(mine: Tensor, rate: Tensor) -> Tensor:
     """Share of a payload expected to be sent in each slot, by the number of sub-bands to choose
     from: [episode, place, slot]."""
-    with_none = torch.nn.functional.pad(rate, (1, 0))  # [episode, place, 1 + choices]
-    return with_none.gather(-1, mine.sum(-1))
+    return torch.nn.functional.pad(rate, (1, 0)).gather(-1, mine.sum(-1))
 
 
 def _row(scenario: Scenario, given: Tensor) -> Tensor:
@@ -235,14 +229,14 @@ def _row(scenario: Scenario, given: Tensor) -> Tensor:
 
 
 def _deal(mine: Tensor) -> Tensor:
-    """Sub-bands that nobody has, dealt one by one to those who send, the last place first."""
+    """`mine` and the sub-bands nobody has, dealt one by one to those who send, the last first."""
     sends = mine.any(-1)  # [episode, place, slot]
     free = ~mine.any(1)  # [episode, slot, band]
     card = free.cumsum(-1) - 1
     after = sends.flip(1).cumsum(1).flip(1) - 1  # senders behind: 0 for the last place
     hands = sends.sum(1).clamp(min=1)[..., None]  # [episode, slot, 1]
     dealt = (card % hands)[:, None] == after[..., None]
-    return dealt & free[:, None] & sends[..., None]
+    return mine | (dealt & free[:, None] & sends[..., None])
 
 
 def _after(own: Tensor) -> Tensor:
@@ -251,11 +245,3 @@ def _after(own: Tensor) -> Tensor:
     for slots in range(1, min(GRACE, own.shape[-2] - 1) + 1):
         later[..., slots:, :] |= own[..., :-slots, :]
     return later & ~own.any(-1, keepdim=True)
-
-
-def _hop(mine: Tensor) -> Tensor:
-    """Move everybody on by one sub-band a slot."""
-    slots, bands = mine.shape[-2:]
-    slot = torch.arange(slots, device=mine.device)[:, None]
-    band = torch.arange(bands, device=mine.device)
-    return mine.gather(-1, ((band - slot) % bands).expand(mine.shape))

@@ -7,9 +7,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 
-def round_so_far_figure(
-    rate_bps: NDArray[np.float32], share: NDArray[np.float32], slot: int
-) -> Figure:
+def round_so_far_figure(rate_bps: np.ndarray, share: np.ndarray, slot: int) -> Figure:
     """Each sub-band's slots coloured by the client with the greatest rate, and the share sent.
 
     `rate_bps` [slot, band, client] and the share each client has sent, after `slot` slots.

@@ -37,13 +37,10 @@ class Rounds:
     ) -> None:
         per_round = config.run.episodes_per_round
         if per_round % episodes:
-            allowed = (
-                f"a divisor of run.episodes_per_round = {per_round}, the episodes of one round"
-            )
-            raise not_allowed("qmix.parallel_episodes", episodes, allowed)
+            fits = f"a divisor of run.episodes_per_round = {per_round}, the episodes of one round"
+            raise not_allowed("qmix.parallel_episodes", episodes, fits)
         self.config, self.gradients, self.episodes = config, gradients, episodes
-        self.seeds = list(seeds)
-        self.device = torch.device(device)
+        self.seeds, self.device = list(seeds), torch.device(device)
         self.scenario = scenario_from_config(config, gradients.payload_bits, device)
         clients = config.learning.clients
         self._cell = Cell(config.cell, config.radio, clients)
@@ -54,7 +51,7 @@ class Rounds:
         self._cycle = self._round = -1
         self._trajectory: Trajectory | None = None
         self._ahead: dict[tuple[int, int, int], Tensor] = {}
-        self._inner = torch.zeros(len(self.seeds), clients, clients, device=device)
+        self._inner: Tensor | None = None  # [run, client, client]
 
     def place(self, batch: int) -> tuple[int, int, int]:
         """Cycle, federated round and place in it of a batch of episodes."""
@@ -71,7 +68,7 @@ class Rounds:
             walks = self.seeds if self.config.cell.placement == "fixed" else seeds
             rounds = self.config.run.rounds
             self._trajectory = self._cell.trajectory(walks, rounds, device=self.device)
-        if (cycle, number) != (self._cycle, self._round):
+        if self._inner is None or (cycle, number) != (self._cycle, self._round):
             self._inner = self.gradients.inner(seeds, number).to(self.device)
             self._cycle, self._round = cycle, number
         alpha = db_to_linear(self._trajectory.at(number).gain_db)  # [run, client]

@@ -38,7 +38,6 @@ class Scenario:
 
     @property
     def levels(self) -> int:
-        """Number of power levels."""
         return self.power_w.numel()
 
     @property
@@ -48,7 +47,6 @@ class Scenario:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors of this scenario live."""
         return self.power_w.device
 
 
@@ -126,8 +124,6 @@ class Progress(NamedTuple):
 
 
 class SlotResult(NamedTuple):
-    """What one slot brought."""
-
     rate_bps: Tensor  # [episode, client]
     bits: Tensor  # [episode, client] bits that counted towards the payload
     finished_now: Tensor  # [episode, client] bool
@@ -135,8 +131,8 @@ class SlotResult(NamedTuple):
 
 def start_round(scenario: Scenario, episodes: int) -> Progress:
     """Everybody has the whole payload to send."""
-    shape = (episodes, scenario.clients)
-    return Progress(torch.full(shape, scenario.payload_bits, device=scenario.device))
+    whole = torch.full((episodes, scenario.clients), scenario.payload_bits, device=scenario.device)
+    return Progress(whole)
 
 
 def slot_gain(round_: Round, slot: int) -> Tensor:
