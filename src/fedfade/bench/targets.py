@@ -256,7 +256,12 @@ def _cells(stage: Stage) -> list[Comparison]:
         for alpha in ALPHAS[:side]
         for clusters in CLUSTERS[:side]
     ]
-    return [Comparison(config, stage.device, stage.dataset) for config in configs]
+    cells = []
+    for config in configs:
+        device, precision = stage.device, config.run.precision
+        federation = Federation(config.learning, stage.dataset, device=device, precision=precision)
+        cells.append(Comparison(config, device, federation))
+    return cells
 
 
 FIGURES: dict[str, Callable[[Stage], Iterable[Figure]]] = {

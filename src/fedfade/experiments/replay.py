@@ -33,9 +33,9 @@ def replay_figure(folder: Path, policy_name: str, seed: int | None, number: int)
     if not 0 <= number < config.run.rounds:
         raise not_allowed("--round", number, f"between 0 and {config.run.rounds - 1}")
     check_inputs(folder, config, record, policy_name)
-    stored = stored_grams(folder, config, len(names))
-    own = stored.inner[names.index(policy_name) :: len(names), number]  # [seed, client, client]
-    uplink = Uplink(config, stored.payload_bits, torch.device("cpu"))
+    inner, payload_bits = stored_grams(folder, config, len(names))
+    own = inner[names.index(policy_name) :: len(names), number]  # [seed, client, client]
+    uplink = Uplink(config, payload_bits, torch.device("cpu"))
     policy = compared_policy(config, policy_name)
     outcome = uplink.play(policy, number, torch.from_numpy(own), record=True)
     assert outcome.history is not None

@@ -94,9 +94,9 @@ def _verify_comparison(
     ]
     answer = Verification("rounds", min(steps, total), total, notes=notes)
     comparison = Comparison(config, device)
-    check_complete(rows, path, comparison.all_policies, config, total)
+    check_complete(rows, path, comparison.names, config, total)
     stored = {(row.seed, row.policy, row.round): row for row in rows}
-    inner = stored_grams(folder, config, len(comparison.learned)).inner
+    inner, _ = stored_grams(folder, config, len(comparison.learned))
     alone = SideBySide([comparison])
     with _threads(record.get("threads")):
         for number in range(answer.again):
