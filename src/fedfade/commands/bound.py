@@ -47,8 +47,7 @@ def bound(
     from fedfade.config import load_config
     from fedfade.device import pick_device
     from fedfade.errors import UserError, not_allowed
-    from fedfade.experiments.bound import policy_delivery
-    from fedfade.experiments.comparison import QMIX
+    from fedfade.experiments.comparison import QMIX, policy_delivery
     from fedfade.learning import Federation, bound_along_run, load_data
     from fedfade.storage import save_figure, write_text
 

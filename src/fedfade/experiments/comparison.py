@@ -6,7 +6,7 @@ end is what the policy did. `side_by_side.py` plays the rounds, of one compariso
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,12 +17,21 @@ from torch import Tensor
 from fedfade import agents
 from fedfade.allocation import GENIE, PERFECT, Outcome, Policy, load_policy
 from fedfade.config import Config
-from fedfade.errors import UserError
+from fedfade.device import one_thread
+from fedfade.errors import UserError, not_allowed
 from fedfade.experiments import metrics
 from fedfade.experiments.metrics import Row, RunRound, read_rows, write_rows
 from fedfade.experiments.run_folder import RunFolder, digest
 from fedfade.experiments.uploads import Uplink, part_of
-from fedfade.learning import Federation, ServerState, load_data
+from fedfade.learning import (
+    BoundRow,
+    Deliver,
+    Federation,
+    Sent,
+    ServerState,
+    bound_along_run,
+    load_data,
+)
 from fedfade.storage import read_npz, write_npz
 
 QMIX = "qmix"
@@ -221,3 +230,34 @@ def stored_grams(folder: Path, config: Config, policies: int) -> tuple[np.ndarra
     if payload.size != 1 or payload.dtype.kind != "f" or not 0 < payload.item() < np.inf:
         raise UserError(f"{str(path)!r} does not belong to this run: payload_bits is missing.")
     return inner, payload.item()
+
+
+# --- the convergence bound ------------------------------------------------------------------------
+
+
+def bound_under(
+    config: Config, policy: str, device: torch.device, draws: int = 8
+) -> Iterator[BoundRow]:
+    """Every term of Theorem 1, round by round, on the first seed of `config`."""
+    federation = Federation(
+        config.learning, load_data(config.learning), device=device, precision=config.run.precision
+    )
+    deliver = policy_delivery(config, policy, federation)
+    return bound_along_run(federation, config.run.seed, config.run.rounds, deliver, draws)
+
+
+def policy_delivery(config: Config, name: str, federation: Federation) -> Deliver | None:
+    """Who delivers under a policy: the uploads `fedfade compare` plays on the first seed."""
+    if name == GENIE:
+        raise not_allowed("--policy", name, "a policy that sends, or perfect")
+    if name == PERFECT:
+        return None
+    policy = compared_policy(config, name)
+    one_seed = config.model_copy(update={"run": config.run.model_copy(update={"seeds": 1})})
+    uplink = Uplink(one_seed, federation.payload_bits, federation.device)
+
+    def deliver(sent: Sent) -> Tensor:
+        with one_thread():
+            return uplink.play(policy, sent.number, sent.inner).delivered
+
+    return deliver

@@ -9,8 +9,7 @@ from fedfade.allocation import GENIE, PERFECT
 from fedfade.errors import not_allowed
 from fedfade.experiments.comparison import compared_names, compared_policy, stored_grams
 from fedfade.experiments.figures import round_figure
-from fedfade.experiments.inputs import check_inputs
-from fedfade.experiments.run_folder import open_finished
+from fedfade.experiments.run_folder import check_inputs, open_finished
 from fedfade.experiments.uploads import Uplink
 
 

@@ -12,9 +12,8 @@ from fedfade.agents import has_checkpoint, load_checkpoint, saved_curve, train
 from fedfade.config import Config
 from fedfade.device import pick_device
 from fedfade.experiments.comparison import stored_rows
-from fedfade.experiments.inputs import check_inputs
 from fedfade.experiments.report import summaries
-from fedfade.experiments.run_folder import RunFolder
+from fedfade.experiments.run_folder import RunFolder, check_inputs
 from fedfade.experiments.side_by_side import compare_many
 
 Tell = Callable[[int, int], None]

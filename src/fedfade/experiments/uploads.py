@@ -148,7 +148,7 @@ class UploadGroup:
         """An outcome by uplink. `delivered` stays on the device; what only tables want does not."""
         moved = [outcome.delivered, *(part.cpu() for part in outcome[1:5])]
         sizes = [len(self._uplinks[self._place[member]].seeds) for member in members]
-        parts = zip(*(part.split(sizes) for part in moved), strict=True)
+        parts = zip(*(torch.split(part, sizes) for part in moved), strict=True)
         return [Outcome._make([*own, None]) for own in parts]
 
     def genie(self, member: int, number: int) -> Tensor | None:
