@@ -227,7 +227,7 @@ def grid(stage: Stage) -> Iterable[Figure]:
     """Nine cells x five policies x 5 seeds x 100 rounds, projected from a few rounds of all."""
     comparisons = _cells(stage)
     together, rounds = SideBySide(comparisons), comparisons[0].config.run.rounds
-    models = together.table(comparisons).models
+    models = together.table(tuple(comparisons)).models
     send(models, models.start(), 0)  # compiles
 
     def play() -> None:

@@ -7,6 +7,7 @@ end is what the policy did. `side_by_side.py` plays the rounds, of one compariso
 
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,15 +24,7 @@ from fedfade.experiments import metrics
 from fedfade.experiments.metrics import Row, RunRound, read_rows, write_rows
 from fedfade.experiments.run_folder import RunFolder, digest
 from fedfade.experiments.uploads import Uplink, part_of
-from fedfade.learning import (
-    BoundRow,
-    Deliver,
-    Federation,
-    Sent,
-    ServerState,
-    bound_along_run,
-    load_data,
-)
+from fedfade.learning import BoundRow, Federation, Sent, ServerState, bound_along_run, load_data
 from fedfade.storage import read_npz, write_npz
 
 QMIX = "qmix"
@@ -102,11 +95,6 @@ class Comparison:
     def update_bytes(self) -> int:
         """Memory of what all clients of all runs send in a round."""
         return 4 * len(self.runs) * self.config.learning.clients * self.federation.values_sent
-
-    @property
-    def finished(self) -> bool:
-        """Whether all rounds have been played."""
-        return self.at.rounds == self.config.run.rounds
 
     def of_policy(self, policy: str) -> slice:
         """Runs of a policy, one per seed."""
@@ -232,32 +220,28 @@ def stored_grams(folder: Path, config: Config, policies: int) -> tuple[np.ndarra
     return inner, payload.item()
 
 
-# --- the convergence bound ------------------------------------------------------------------------
-
-
 def bound_under(
-    config: Config, policy: str, device: torch.device, draws: int = 8
+    config: Config, delivering: str | int | None, device: torch.device, draws: int = 8
 ) -> Iterator[BoundRow]:
-    """Every term of Theorem 1, round by round, on the first seed of `config`."""
-    federation = Federation(
-        config.learning, load_data(config.learning), device=device, precision=config.run.precision
-    )
-    deliver = policy_delivery(config, policy, federation)
-    return bound_along_run(federation, config.run.seed, config.run.rounds, deliver, draws)
+    """Every term of Theorem 1, round by round, on the first seed of `config`.
 
-
-def policy_delivery(config: Config, name: str, federation: Federation) -> Deliver | None:
-    """Who delivers under a policy: the uploads `fedfade compare` plays on the first seed."""
-    if name == GENIE:
-        raise not_allowed("--policy", name, "a policy that sends, or perfect")
-    if name == PERFECT:
-        return None
-    policy = compared_policy(config, name)
-    one_seed = config.model_copy(update={"run": config.run.model_copy(update={"seeds": 1})})
+    A policy says who delivers, as in `fedfade compare`; or a number of clients, drawn at random.
+    """
+    if delivering == GENIE:
+        raise not_allowed("--policy", delivering, "a policy that sends, or perfect")
+    learning, run = config.learning, config.run
+    federation = Federation(learning, load_data(learning), device=device, precision=run.precision)
+    along_run = partial(bound_along_run, federation, run.seed, run.rounds, draws=draws)
+    if delivering == PERFECT:
+        return along_run(None)
+    if not isinstance(delivering, str):
+        return along_run(delivering)
+    policy = compared_policy(config, delivering)
+    one_seed = config.model_copy(update={"run": run.model_copy(update={"seeds": 1})})
     uplink = Uplink(one_seed, federation.payload_bits, federation.device)
 
     def deliver(sent: Sent) -> Tensor:
         with one_thread():
             return uplink.play(policy, sent.number, sent.inner).delivered
 
-    return deliver
+    return along_run(deliver)

@@ -65,16 +65,11 @@ def inputs_of(config: Config) -> dict[str, str]:
     """SHA-256 of a user's modules, data and traces, by what the configuration calls them.
 
     What is not there is left out. Of a module only its own file counts, not what it imports.
-
-    >>> from fedfade.config import load_config
-    >>> inputs_of(load_config("quickstart"))
-    {}
     """
     learning, replaced = config.learning, [*config.allocation.policies, *config.allocation.observe]
     replaced += [learning.model, learning.codec, learning.server, config.radio.source]
-    code = [name for name in replaced if ":" in name]
     files = {learning.data, config.radio.traces} - {"digits", "cifar10", None}
-    places = {name: source_file(name) for name in code}
+    places = {name: source_file(name) for name in replaced if ":" in name}
     places |= {name: Path(name) for name in sorted(map(str, files))}
     digests = {name: _digest(place) for name, place in places.items() if place is not None}
     return {name: found for name, found in digests.items() if found is not None}
@@ -141,10 +136,6 @@ def mark(*content: object) -> str:
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
 def commit_of(file: Path) -> str | None:
     """The commit of the source tree a file belongs to, None when installed without one."""
 
@@ -157,6 +148,10 @@ def commit_of(file: Path) -> str | None:
         return git("rev-parse", "HEAD").strip()
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 class RunFolder:
@@ -192,10 +187,8 @@ class RunFolder:
 
     def _check_config(self) -> None:
         own = {".lock", self._asked.name}  # all that a run killed at its birth leaves
-        others = [
-            p.name for p in self.path.iterdir() if p.name not in own and not storage.is_temporary(p)
-        ]
-        if others and not self._record.exists():
+        found = {p.name for p in self.path.iterdir() if not storage.is_temporary(p)}
+        if (others := found - own) and not self._record.exists():
             raise UserError(
                 f"--out {str(self.path)!r} holds other things ({min(others)!r}): choose an "
                 "empty or new folder."
@@ -267,12 +260,7 @@ def _read_record(path: Path) -> dict[str, Any]:
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, types, shapes and every bit of some tensors.
-
-    >>> zeros, ones = digest({"x": torch.zeros(2)}), digest({"x": torch.ones(2)})
-    >>> zeros == digest({"x": torch.zeros(2)}), zeros == ones
-    (True, False)
-    """
+    """SHA-256 over names, types, shapes and every bit of some tensors."""
     sha = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()

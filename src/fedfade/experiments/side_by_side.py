@@ -7,7 +7,7 @@ is a run: which comparison, which seed, which policy, and which model of the bat
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate, groupby
 from operator import itemgetter
 from pathlib import Path
@@ -48,7 +48,7 @@ class RunTable:
     channel alone share the models of `perfect`: the batch holds each model once.
     """
 
-    def __init__(self, comparisons: Sequence[Comparison]) -> None:
+    def __init__(self, comparisons: tuple[Comparison, ...]) -> None:
         self.comparisons = comparisons
         runs = [(one, *run) for one in comparisons for run in one.runs]
         names = [
@@ -105,7 +105,7 @@ class SideBySide:
             policies, with_genie = list(members[0].policies.values()), GENIE in members[0].names
             uplinks = [one.uplink for one in members]
             self.groups.append((members, UploadGroup(uplinks, policies, with_genie)))
-        self._tables: dict[tuple[Comparison, ...], RunTable] = {}
+        self.table = cache(RunTable)  # of some comparisons: after a hard stop some may lag behind
 
     @property
     def plan(self) -> str:
@@ -114,19 +114,12 @@ class SideBySide:
         for _, group in self.groups:
             ahead[group.rounds_ahead] += group.episodes_a_round
         played = ", ".join(f"{rounds} rounds x {seeds} seeds" for rounds, seeds in ahead.items())
-        models = len(self.table(self.comparisons))
+        models = len(self.table(tuple(self.comparisons)))
         return f"playing {played} at a time; {models} models trained side by side"
-
-    def table(self, comparisons: Sequence[Comparison]) -> RunTable:
-        """The runs of some of the comparisons: after a hard stop some may lag behind."""
-        key = tuple(comparisons)
-        if key not in self._tables:
-            self._tables[key] = RunTable(comparisons)
-        return self._tables[key]
 
     def behind(self) -> list[Comparison]:
         """Those with the fewest rounds among the unfinished."""
-        left = [one for one in self.comparisons if not one.finished]
+        left = [one for one in self.comparisons if one.at.rounds < one.config.run.rounds]
         least = min((one.at.rounds for one in left), default=0)
         return [one for one in left if one.at.rounds == least]
 
@@ -154,7 +147,7 @@ class SideBySide:
 
     def play(self, these: Sequence[Comparison], tell: Callable[[str], None]) -> None:
         """The next round of some comparisons, which have all played as many."""
-        table, number = self.table(these), these[0].at.rounds
+        table, number = self.table(tuple(these)), these[0].at.rounds
         states = [one.at.state.tensors() for one in these]
         before = ServerState.of(
             {name: table.by_model(torch.cat([s[name] for s in states])) for name in states[0]}

@@ -40,7 +40,6 @@ class Compare:
     marker = "run.json"
 
     def run(self, config: Config, folder: Path, tell: Tell) -> None:
-        """All rounds of all policies."""
         total, device = config.run.rounds, pick_device(config.run.device)
         compare_many([config], [folder], device, lambda done, doing: tell(done, total))
 
@@ -60,7 +59,6 @@ class Train:
     marker = "checkpoint.json"
 
     def run(self, config: Config, folder: Path, tell: Tell) -> None:
-        """To the last episode."""
         total = config.qmix.episodes
         train(config, folder, lambda trainer, runs: tell(min(runs[0].episodes, total), total))
 
