@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from itertools import accumulate, groupby
-from operator import itemgetter
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from fedfade import learning
 from fedfade.allocation import GENIE, PERFECT, gradient_aware, play_round
 from fedfade.config import Config
 from fedfade.device import matrix_products, one_thread, spare_bytes
@@ -22,16 +22,7 @@ from fedfade.experiments.comparison import Comparison, stored_rows
 from fedfade.experiments.metrics import Row
 from fedfade.experiments.run_folder import RunFolder
 from fedfade.experiments.uploads import UploadGroup
-from fedfade.learning import (
-    Dataset,
-    Federation,
-    Models,
-    Sent,
-    ServerState,
-    batch_key,
-    federated_round,
-    load_data,
-)
+from fedfade.learning import Dataset, Federation, Models, Sent, ServerState, federated_round
 
 _MODEL_SHARE, _MODEL_BYTES = 0.3, 2**30
 """Memory for the updates of comparisons side by side: of a GPU's free memory, and on the CPU."""
@@ -66,7 +57,7 @@ class RunTable:
         self._chosen = torch.tensor(chosen).to(device, non_blocking=True)
         self._model = torch.tensor([model[name] for name in names])
         self._model_there = self._model.to(device, non_blocking=True)
-        tasks = groupby((runs[run] for run in chosen), key=itemgetter(0))
+        tasks = groupby((runs[run] for run in chosen), key=lambda run: run[0])
         self.models = Models([(one.federation, [run[1] for run in own]) for one, own in tasks])
 
     def __len__(self) -> int:
@@ -229,15 +220,15 @@ def batches(folders: Sequence[RunFolder], device: torch.device) -> Iterator[Side
     federations: dict[str, Federation] = {}
     alike: dict[tuple[object, ...], list[tuple[Comparison, RunFolder]]] = {}
     for folder in folders:
-        learning, precision = folder.config.learning, folder.config.run.precision
-        name, task = (learning.data, learning.data_dir), f"{learning} {precision}"
+        task, precision = folder.config.learning, folder.config.run.precision
+        name, known = (task.data, task.data_dir), f"{task} {precision}"
         if name not in datasets:
-            datasets[name] = load_data(learning).to(device)
-        if task not in federations:
-            dealt = Federation(learning, datasets[name], device=device, precision=precision)
-            federations[task] = dealt
-        one = Comparison(folder.config, device, federations[task])
-        key = batch_key(one.federation, one.uplink.seeds)
+            datasets[name] = learning.load_data(task).to(device)
+        if known not in federations:
+            dealt = Federation(task, datasets[name], device=device, precision=precision)
+            federations[known] = dealt
+        one = Comparison(folder.config, device, federations[known])
+        key = learning.batch_key(one.federation, one.uplink.seeds)
         alike.setdefault(key, []).append((one, folder))
     limit = spare_bytes(device, _MODEL_SHARE, _MODEL_BYTES)
     for members in alike.values():
