@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedfade.experiments.figures import accuracy_figure
+from fedfade.experiments.metrics import bound_row
 from fedfade.learning.estimation import BoundRow
 from fedfade.learning.plots import bound_terms, class_distribution
 from fedfade.radio import Recording
@@ -26,6 +28,14 @@ def test_sub_bands_in_the_picture_of_a_channel() -> None:
     figure = channel_figure([Recording("a", gain, None, None, {})])
     legend = figure.subfigs[0].axes[0].get_legend()
     assert [text.get_text() for text in legend.get_texts()] == [f"sub-band {b}" for b in range(4)]
+
+
+def test_rounds_in_the_picture_of_a_comparison() -> None:
+    """Those in which the models were tested, here the second and the fourth, by their numbers."""
+    rows = [bound_row(0, "random", number, 1.0) for number in range(4)]
+    rows = [row._replace(accuracy=0.5) if row.round % 2 else row for row in rows]
+    (axes,) = accuracy_figure(rows).axes
+    assert axes.lines[0].get_xdata().tolist() == [1, 3]
 
 
 def test_clients_of_a_partition(fedfade) -> None:

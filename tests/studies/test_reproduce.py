@@ -20,7 +20,7 @@ from fedfade.agents.checkpoint import load_checkpoint
 from fedfade.config import changed, load_config
 from fedfade.errors import UserError
 from fedfade.experiments import compare_many, read_rows, series
-from fedfade.experiments.bound import bound_under
+from fedfade.experiments.comparison import bound_under
 from fedfade.experiments.sweep import load_sweep
 from fedfade.seams import SWEEP_COMMANDS
 from fedfade.studies.frames import matching, read_frame, write_frame

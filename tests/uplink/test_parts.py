@@ -12,7 +12,7 @@ from fedfade.agents.export import normalisation
 from fedfade.allocation import load_policy, play_round
 from fedfade.config import Config, load_config
 from fedfade.errors import UserError
-from fedfade.experiments.inputs import inputs_of
+from fedfade.experiments.run_folder import inputs_of
 from fedfade.uplink import (
     Progress,
     Round,

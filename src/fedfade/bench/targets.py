@@ -223,7 +223,7 @@ def grid(stage: Stage) -> Iterable[Figure]:
     """Nine cells x five policies x 5 seeds x 100 rounds, projected from a few rounds of all."""
     comparisons = _cells(stage)
     together, rounds = SideBySide(comparisons), comparisons[0].config.run.rounds
-    models = together.table(comparisons).models
+    models = together.table(tuple(comparisons)).models
     send(models, models.start(), 0)  # compiles
 
     def play() -> None:
@@ -252,7 +252,12 @@ def _cells(stage: Stage) -> list[Comparison]:
         for alpha in ALPHAS[:side]
         for clusters in CLUSTERS[:side]
     ]
-    return [Comparison(config, stage.device, stage.dataset) for config in configs]
+    cells = []
+    for config in configs:
+        device, precision = stage.device, config.run.precision
+        federation = Federation(config.learning, stage.dataset, device=device, precision=precision)
+        cells.append(Comparison(config, device, federation))
+    return cells
 
 
 FIGURES: dict[str, Callable[[Stage], Iterable[Figure]]] = {

@@ -47,9 +47,7 @@ def bound(
     from fedfade.config import load_config
     from fedfade.device import pick_device
     from fedfade.errors import UserError, not_allowed
-    from fedfade.experiments.bound import policy_delivery
-    from fedfade.experiments.comparison import QMIX
-    from fedfade.learning import Federation, bound_along_run, load_data
+    from fedfade.experiments.comparison import QMIX, bound_under
     from fedfade.storage import save_figure, write_text
 
     if figure is not None:
@@ -68,13 +66,10 @@ def bound(
     }
     config = load_config(preset, with_fields(overrides, fields))
     learning, run = config.learning, config.run
-    federation = Federation(
-        learning, load_data(learning), device=pick_device(run.device), precision=run.precision
-    )
-    arrived = delivered if policy is None else policy_delivery(config, policy, federation)
-    found = []
+    delivering = delivered if policy is None else policy
+    along_run, found = bound_under(config, delivering, pick_device(run.device), draws), []
     with stopping_cleanly("nothing was written"), time_left("rounds", run.rounds) as tell:
-        for row in bound_along_run(federation, run.seed, run.rounds, arrived, draws):
+        for row in along_run:
             found.append(row)
             tell(len(found), "measuring")
     rows = [asdict(row) for row in found]

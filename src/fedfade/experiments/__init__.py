@@ -5,7 +5,6 @@ from fedfade.experiments.comparison import (
     Comparison,
     compared_names,
     compared_policy,
-    stored_grams,
     stored_rows,
 )
 from fedfade.experiments.metrics import Row, read_rows, series, summarise

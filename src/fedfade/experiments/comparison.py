@@ -6,7 +6,8 @@ end is what the policy did. `side_by_side.py` plays the rounds, of one compariso
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,27 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedfade.agents import (
-    load_policy_checkpoint,
-    load_shipped_policy,
-    shipped_policies,
-    trained_agents,
-)
+from fedfade import agents
 from fedfade.allocation import GENIE, PERFECT, Outcome, Policy, load_policy
 from fedfade.config import Config
-from fedfade.errors import UserError
-from fedfade.experiments.metrics import (
-    Row,
-    RunRound,
-    bound_row,
-    check_complete,
-    measured_row,
-    read_rows,
-    write_rows,
-)
+from fedfade.device import one_thread
+from fedfade.errors import UserError, not_allowed
+from fedfade.experiments import metrics
+from fedfade.experiments.metrics import Row, RunRound, read_rows, write_rows
 from fedfade.experiments.run_folder import RunFolder, digest
-from fedfade.experiments.uploads import Uplink
-from fedfade.learning import Dataset, Federation, ServerState, load_data
+from fedfade.experiments.uploads import Uplink, part_of
+from fedfade.learning import BoundRow, Federation, Sent, ServerState, bound_along_run, load_data
 from fedfade.storage import read_npz, write_npz
 
 QMIX = "qmix"
@@ -42,7 +32,7 @@ QMIX = "qmix"
 
 def compared_names(config: Config) -> list[str]:
     """The policies of a comparison; trained agents join when a checkpoint is given."""
-    trained = list(trained_agents(config))
+    trained = list(agents.trained_agents(config))
     names: list[str] = []
     for name in config.allocation.policies:
         names += trained if name == QMIX and trained else [name]
@@ -51,12 +41,13 @@ def compared_names(config: Config) -> list[str]:
 
 def compared_policy(config: Config, name: str) -> Policy:
     """A policy of a comparison, going by what the user typed, so that the run folder names it."""
-    if (folder := trained_agents(config).get(name)) is not None:
-        policy = load_policy_checkpoint(folder, config)
-    elif name in shipped_policies():
-        policy = load_shipped_policy(name, config)
+    shipped = agents.shipped_policies()
+    if (folder := agents.trained_agents(config).get(name)) is not None:
+        policy = agents.load_policy_checkpoint(folder, config)
+    elif name in shipped:
+        policy = agents.load_shipped_policy(name, config)
     else:
-        policy = load_policy(name, shipped_policies())
+        policy = load_policy(name, shipped)
     policy.name = name
     return policy
 
@@ -69,118 +60,78 @@ class Position(NamedTuple):
     uploads: Tensor  # [run, client] rounds in which each client delivered
 
 
-class RunMeasures(NamedTuple):
-    """What a round brought the runs of a comparison, on the CPU."""
-
-    inner: Tensor  # [run, client, client] Gram matrices
-    arrived: Tensor  # [run, client] bool
-    finite: Tensor  # [run, client] bool
-    bias: Tensor  # [run]
-    train_loss: Tensor  # [run]
-    accuracy: Tensor  # [run], NaN in rounds that are not evaluated
-    loss: Tensor  # [run], likewise
-
-
 class Comparison:
     """One configuration: its task, uplink and policies, and how far its runs have come."""
 
     def __init__(
-        self,
-        config: Config,
-        device: torch.device,
-        dataset: Dataset | None = None,
-        federation: Federation | None = None,
+        self, config: Config, device: torch.device, federation: Federation | None = None
     ) -> None:
-        """`dataset` and `federation`: what others have loaded and made already."""
+        """`federation`: what others have made already."""
         self.config, self.device = config, device
-        names = compared_names(config)
+        self.names = names = compared_names(config)  # with rows in the metrics
         sending = [name for name in names if name not in (PERFECT, GENIE)]
         self.policies = {name: compared_policy(config, name) for name in sending}
         self.learned = [name for name in names if name != GENIE]
         if not self.learned:
             raise UserError("allocation.policies = ['genie'] is not allowed: it needs a policy.")
-        self.with_genie = GENIE in names
+        learning, run = config.learning, config.run
         self.federation = federation or Federation(
-            config.learning,
-            load_data(config.learning) if dataset is None else dataset,
-            device=device,
-            precision=config.run.precision,
+            learning, load_data(learning), device=device, precision=run.precision
         )
         self.uplink = Uplink(config, self.federation.payload_bits, device)
         # All policies of the first seed, then of the second, ...
         self.runs = [(seed, name) for seed in self.uplink.seeds for name in self.learned]
-        clients, rounds = config.learning.clients, config.run.rounds
-        nobody = torch.zeros(len(self.runs), clients, dtype=torch.int64)
+        nobody = torch.zeros(len(self.runs), learning.clients, dtype=torch.int64)
         self.at = Position(0, self.federation.start([seed for seed, _ in self.runs]), nobody)
+        self.outcomes: dict[str, Outcome] = {}  # of the round being played, by policy
+        self.genie: Tensor | None = None  # its bound: [seed]
         self.rows: list[Row] = []
         # One block for all rounds: a small tensor kept from each would hold on to the memory
         # that the large ones around it leave behind.
-        self.grams = torch.empty(rounds, len(self.runs), clients, clients)
+        self.grams = torch.empty(run.rounds, *nobody.shape, learning.clients)
         self._saved = time.monotonic()
-
-    @property
-    def all_policies(self) -> list[str]:
-        """Policies with rows in the metrics, the genie among them."""
-        return [*self.learned, *([GENIE] if self.with_genie else [])]
 
     @property
     def update_bytes(self) -> int:
         """Memory of what all clients of all runs send in a round."""
         return 4 * len(self.runs) * self.config.learning.clients * self.federation.values_sent
 
-    @property
-    def finished(self) -> bool:
-        """Whether all rounds have been played."""
-        return self.at.rounds == self.config.run.rounds
-
     def of_policy(self, policy: str) -> slice:
         """Runs of a policy, one per seed."""
         return slice(self.learned.index(policy), None, len(self.learned))
 
-    def delivered(self, outcomes: Mapping[str, Outcome]) -> Tensor:
+    def delivered(self) -> Tensor:
         """Whose update arrived in time: [run, client]."""
         shape = (len(self.runs), self.config.learning.clients)
         delivered = torch.zeros(shape, dtype=torch.bool, device=self.device)
         if PERFECT in self.learned:
             delivered[self.of_policy(PERFECT)] = True
-        for name, outcome in outcomes.items():
+        for name, outcome in self.outcomes.items():
             delivered[self.of_policy(name)] = outcome.delivered
         return delivered
 
     def evaluates(self, number: int) -> bool:
         """Whether the models are tested after a round."""
-        return (number + 1) % self.config.run.evaluate_every == 0 or (
-            number == self.config.run.rounds - 1
-        )
+        run = self.config.run
+        return (number + 1) % run.evaluate_every == 0 or number + 1 == run.rounds
 
-    def add(
-        self,
-        state: ServerState,
-        outcomes: Mapping[str, Outcome],
-        genie: Tensor | None,
-        measures: RunMeasures,
-    ) -> None:
-        """Take down one more round."""
-        number, tested = self.at.rounds, self.evaluates(self.at.rounds)
-        uploads = self.at.uploads + measures.arrived
+    def add(self, state: ServerState, inner: Tensor, measures: Mapping[str, Tensor]) -> None:
+        """Take down one more round: Gram matrices, and what `RunRound` is made of, [run, ...]."""
+        number, bits = self.at.rounds, self.uplink.scenario.payload_bits
+        if not self.evaluates(number):  # though others beside it may be tested now
+            missing = torch.full_like(measures["loss"], torch.nan)
+            measures = {**measures, "accuracy": missing, "loss": missing}
+        uploads = self.at.uploads + measures["delivered"]
         for run, (seed, name) in enumerate(self.runs):
-            episode, sent = run // len(self.learned), outcomes.get(name)
-            seen = RunRound(
-                payload_bits=self.uplink.scenario.payload_bits,
-                accuracy=float(measures.accuracy[run]) if tested else np.nan,
-                loss=float(measures.loss[run]) if tested else np.nan,
-                train_loss=float(measures.train_loss[run]),
-                bias=float(measures.bias[run]),
-                delivered=measures.arrived[run],
-                finite=measures.finite[run],
-                uploads=uploads[run],
-                outcome=sent and Outcome._make([*(part[episode] for part in sent[:5]), None]),
-            )
-            self.rows.append(measured_row(seed, name, number, seen))
-        if genie is not None:
-            bounds = zip(self.uplink.seeds, genie.tolist(), strict=True)
-            self.rows += [bound_row(seed, GENIE, number, bound) for seed, bound in bounds]
-        self.grams[number] = measures.inner
+            sent = self.outcomes.get(name)
+            outcome = sent and part_of(sent, run // len(self.learned))
+            own = {what: value[run] for what, value in measures.items()}
+            seen = RunRound(payload_bits=bits, uploads=uploads[run], outcome=outcome, **own)
+            self.rows.append(metrics.measured_row(seed, name, number, seen))
+        if self.genie is not None:
+            bounds = zip(self.uplink.seeds, self.genie.tolist(), strict=True)
+            self.rows += [metrics.bound_row(seed, GENIE, number, bound) for seed, bound in bounds]
+        self.grams[number] = inner
         # One assignment: an interrupt finds a whole number of rounds done.
         self.at = Position(number + 1, state, uploads)
 
@@ -192,7 +143,7 @@ class Comparison:
             self.save(folder)
 
     def save(self, folder: RunFolder) -> None:
-        """A checkpoint."""
+        """A checkpoint now."""
         # Metrics first: rows of rounds the checkpoint does not know are dropped on resuming.
         at = self.at
         write_rows(folder.metrics, (row for row in self.rows if row.round < at.rounds))
@@ -206,8 +157,7 @@ class Comparison:
 
     def resume(self, folder: RunFolder) -> None:
         """Go on where the folder's checkpoint left off, if it has one."""
-        stored = folder.load_checkpoint()
-        if stored is None:
+        if (stored := folder.load_checkpoint()) is None:
             return
         done, tensors = stored
         wanted = self._tensors(self.at._replace(rounds=done))
@@ -220,7 +170,7 @@ class Comparison:
         if found != shapes or done > self.config.run.rounds:
             raise folder.damaged()
         rows = [row for row in read_rows(folder.metrics) if row.round < done]
-        check_complete(rows, folder.metrics, self.all_policies, self.config, done)
+        metrics.check_complete(rows, folder.metrics, self.names, self.config, done)
         uploads = tensors.pop("uploads")
         if done:
             self.grams[:done] = tensors.pop("grams")
@@ -230,22 +180,17 @@ class Comparison:
     def finish(self, folder: RunFolder) -> None:
         """Write what a finished run leaves: rows, and Gram matrices for `replay` and training."""
         write_rows(folder.metrics, self.rows)
-        write_npz(
-            folder.path / "gradients.npz",
-            {
-                "inner": self.grams.transpose(0, 1).numpy(),  # [run, round, client, client]
-                "seed": np.array([seed for seed, _ in self.runs]),
-                "policy": np.array([name for _, name in self.runs]),
-                "payload_bits": np.array(self.uplink.scenario.payload_bits),
-            },
-        )
-        state = self.at.state
-        models = {
-            f"{name}, seed {seed}": digest(
-                {"parameters": state.parameters[run], "buffers": state.buffers[run]}
-            )
-            for run, (seed, name) in enumerate(self.runs)
+        arrays = {
+            "inner": self.grams.transpose(0, 1).numpy(),  # [run, round, client, client]
+            "seed": np.array([seed for seed, _ in self.runs]),
+            "policy": np.array([name for _, name in self.runs]),
+            "payload_bits": np.array(self.uplink.scenario.payload_bits),
         }
+        write_npz(folder.path / "gradients.npz", arrays)
+        models, state = {}, self.at.state
+        for run, (seed, name) in enumerate(self.runs):
+            model = {"parameters": state.parameters[run], "buffers": state.buffers[run]}
+            models[f"{name}, seed {seed}"] = digest(model)
         scopes = {policy.name: policy.scope for policy in self.policies.values()}
         folder.finish(scopes=scopes, models=models)
 
@@ -254,25 +199,49 @@ def stored_rows(folder: RunFolder) -> list[Row]:
     """The rows of a finished run; refused unless all are there."""
     rows = read_rows(folder.metrics)
     names, config = compared_names(folder.config), folder.config
-    check_complete(rows, folder.metrics, names, config, config.run.rounds)
+    metrics.check_complete(rows, folder.metrics, names, config, config.run.rounds)
     return rows
 
 
-class Grams(NamedTuple):
-    """What `gradients.npz` keeps of a finished run."""
+def stored_grams(folder: Path, config: Config, policies: int) -> tuple[np.ndarray, float]:
+    """Gram matrices [run, round, client, client] and payload of a finished run.
 
-    inner: np.ndarray  # [run, round, client, client]
-    payload_bits: float
-
-
-def stored_grams(folder: Path, config: Config, policies: int) -> Grams:
-    """The Gram matrices of a run of so many policies that learn; refused if they are not its."""
-    path, clients = folder / "gradients.npz", config.learning.clients
-    stored = read_npz(path, ("inner", "payload_bits"))
-    inner, payload = (stored.get(name, np.zeros(0)) for name in Grams._fields)
+    Refused if they are not those of a run of so many policies that learn.
+    """
+    path, names = folder / "gradients.npz", ("inner", "payload_bits")
+    clients = config.learning.clients
+    stored = read_npz(path, names)
+    inner, payload = (stored.get(name, np.zeros(0)) for name in names)
     wanted = (config.run.seeds * policies, config.run.rounds, clients, clients)
     if inner.shape != wanted or inner.dtype != np.float32:
         raise UserError(f"{str(path)!r} does not belong to this run: it must hold {list(wanted)}.")
     if payload.size != 1 or payload.dtype.kind != "f" or not 0 < payload.item() < np.inf:
         raise UserError(f"{str(path)!r} does not belong to this run: payload_bits is missing.")
-    return Grams(inner, payload.item())
+    return inner, payload.item()
+
+
+def bound_under(
+    config: Config, delivering: str | int | None, device: torch.device, draws: int = 8
+) -> Iterator[BoundRow]:
+    """Every term of Theorem 1, round by round, on the first seed of `config`.
+
+    A policy says who delivers, as in `fedfade compare`; or a number of clients, drawn at random.
+    """
+    if delivering == GENIE:
+        raise not_allowed("--policy", delivering, "a policy that sends, or perfect")
+    learning, run = config.learning, config.run
+    federation = Federation(learning, load_data(learning), device=device, precision=run.precision)
+    along_run = partial(bound_along_run, federation, run.seed, run.rounds, draws=draws)
+    if delivering == PERFECT:
+        return along_run(None)
+    if not isinstance(delivering, str):
+        return along_run(delivering)
+    policy = compared_policy(config, delivering)
+    one_seed = config.model_copy(update={"run": run.model_copy(update={"seeds": 1})})
+    uplink = Uplink(one_seed, federation.payload_bits, federation.device)
+
+    def deliver(sent: Sent) -> Tensor:
+        with one_thread():
+            return uplink.play(policy, sent.number, sent.inner).delivered
+
+    return along_run(deliver)

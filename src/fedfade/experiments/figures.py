@@ -68,7 +68,7 @@ def accuracy_figure(rows: Sequence[Row]) -> Figure:
     for policy in order:
         accuracy = 100 * series(rows, policy, "accuracy")
         measured = ~np.isnan(accuracy).all(0)
-        rounds = np.flatnonzero(measured) + 1
+        rounds = np.flatnonzero(measured)
         low, middle, high = np.percentile(accuracy[:, measured], [10, 50, 90], axis=0)
         style, shade = "--" if policy == PERFECT else "-", colour(policy, order)
         axes.plot(rounds, middle, style, color=shade, label=policy, lw=1.8)
@@ -110,12 +110,11 @@ def uploads_figure(rows: Sequence[Row], clients: int) -> Figure:
 def served_figure(rows: Sequence[Row], clients: int) -> Figure:
     """Who is served: share of rounds in which each client delivered, clients by rank."""
     by_seed = [[r for r in rows if r.seed == seed] for seed in sorted({r.seed for r in rows})]
-
-    def share(policy: str) -> NDArray[np.float64]:
+    shares = {}
+    for policy in (policy for policy in policies_of(rows) if policy != GENIE):
         ranked = [np.sort(served(own, policy, clients))[::-1] for own in by_seed]
-        return np.asarray(np.mean(ranked, axis=0))
-
-    return share_map({policy: share(policy) for policy in policies_of(rows) if policy != GENIE})
+        shares[policy] = np.mean(ranked, axis=0)
+    return share_map(shares)
 
 
 def share_map(shares: Mapping[str, NDArray[np.float64]]) -> Figure:

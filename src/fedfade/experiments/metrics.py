@@ -1,8 +1,8 @@
 """What is kept of every round: one row per seed, policy and round, as CSV.
 
-A metric is declared once, as a field of `Row`: how it is measured (`Measured`) and, if tables are
-to show it, how it is boiled down over seeds and rounds (`Shown`). Rows, files, tables and the
-report follow from that.
+A metric is declared once, as a field of `Row`: how it is measured (from a `RunRound`) and, if
+tables are to show it, how it is boiled down over seeds and rounds (`Shown`). Rows, files, tables
+and the report follow from that.
 """
 
 import csv
@@ -10,6 +10,7 @@ import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, NamedTuple, get_type_hints
@@ -32,43 +33,44 @@ class RunRound:
     """One run in one round, on the CPU: what its row is made from."""
 
     payload_bits: float
-    accuracy: float  # NaN in rounds that are not evaluated
-    loss: float
-    train_loss: float
-    bias: float
+    accuracy: Tensor  # NaN in rounds that are not evaluated
+    loss: Tensor
+    train_loss: Tensor
+    bias: Tensor
     delivered: Tensor  # [client] bool
     finite: Tensor  # [client] bool
     uploads: Tensor  # [client] rounds delivered in so far, this one included
     outcome: Outcome | None  # of this episode; None where every upload succeeds
 
     @property
+    def payloads(self) -> float:
+        """Bits of all uploads that were finished in time."""
+        return self.payload_bits * int(self.delivered.sum())
+
+    @property
     def bits(self) -> float:
         """Bits received from all clients."""
-        if self.outcome is None:
-            return self.payload_bits * int(self.delivered.sum())
-        return float(self.outcome.bits.sum())
+        return self.payloads if self.outcome is None else float(self.outcome.bits.sum())
 
     def of_slots(self, name: str) -> float:
         """A number of the slots played; NaN where there were none."""
         return math.nan if self.outcome is None else float(getattr(self.outcome, name))
 
 
-class Measured(NamedTuple):
-    """How a metric is found."""
-
-    value: Callable[[RunRound], Any]
+Series = Callable[[str], Numbers]
+"""A policy's numbers by the name of the metric: [seed, round]."""
 
 
 class Shown(NamedTuple):
-    """A column of the summary table, from a policy's numbers by name: [seed, round]."""
+    """A column of the summary table."""
 
     name: str
     heading: str
-    value: Callable[[Callable[[str], Numbers]], float | tuple[float, ...]]
+    value: Callable[[Series], Any]  # a number or two
     text: str = "{:.2f}"
     scale: float = 1.0
 
-    def format(self, value: float | tuple[float, ...]) -> str:
+    def format(self, value: float | Numbers) -> str:
         """As text; a dash for what was not measured."""
         scaled = self.scale * np.atleast_1d(value)
         return "-" if np.isnan(scaled).any() else self.text.format(*scaled)
@@ -88,24 +90,16 @@ def jain(uploads: Numbers) -> float:
     return float(uploads.sum()) ** 2 / (len(uploads) * total) if total > 0 else math.nan
 
 
-def _mean(numbers: NDArray[Any]) -> float:
-    return float(numbers.mean())
+def _band(of: Series) -> Numbers:
+    return np.percentile(of("accuracy")[:, -1], [10, 90])
 
 
-def _middle(numbers: Numbers) -> float:
-    return float(np.median(numbers))
-
-
-def _band(of: Callable[[str], Numbers]) -> tuple[float, ...]:
-    return tuple(np.percentile(of("accuracy")[:, -1], [10, 90]).tolist())
-
-
-def _wasted(of: Callable[[str], Numbers]) -> float:
+def _wasted(of: Series) -> float:
     sent = of("bits_sent").sum()
-    return float(of("bits_wasted").sum() / sent) if sent > 0 else math.nan
+    return of("bits_wasted").sum() / sent if sent > 0 else math.nan
 
 
-def _fairness(of: Callable[[str], Numbers]) -> float:
+def _fairness(of: Series) -> float:
     final = of("fairness")[:, -1]
     return math.nan if np.isnan(final).all() else float(np.nanmean(final))
 
@@ -119,82 +113,67 @@ class Row(NamedTuple):
     # test accuracy after the round's average
     accuracy: Annotated[
         float,
-        Measured(lambda run: run.accuracy),
-        Shown(
-            "accuracy", "acc. %", lambda of: float(np.median(of("accuracy")[:, -1])), "{:.1f}", 100
-        ),
+        lambda run: run.accuracy,
+        Shown("accuracy", "acc. %", lambda of: np.median(of("accuracy")[:, -1]), "{:.1f}", 100),
         Shown("band", "10-90 %", _band, "{:.1f}-{:.1f}", 100),
     ]
-    loss: Annotated[float, Measured(lambda run: run.loss)]  # test loss
-    # mean over clients and local steps
-    train_loss: Annotated[float, Measured(lambda run: run.train_loss)]
+    loss: Annotated[float, lambda run: run.loss]  # test loss
+    train_loss: Annotated[float, lambda run: run.train_loss]  # mean over clients and local steps
     # clients that delivered; for the genie: its bound
     delivered: Annotated[
         float,
-        Measured(lambda run: float(run.delivered.sum())),
-        Shown("uploads", "uploads", lambda of: _mean(of("delivered"))),
-        Shown(
-            "empty_rounds",
-            "empty %",
-            lambda of: float((of("delivered") == 0).mean()),
-            "{:.0f}",
-            100,
-        ),
+        lambda run: run.delivered.sum(),
+        Shown("uploads", "uploads", lambda of: of("delivered").mean()),
+        Shown("empty_rounds", "empty %", lambda of: (of("delivered") == 0).mean(), "{:.0f}", 100),
     ]
-    delivered_clients: Annotated[str, Measured(lambda run: _numbers(run.delivered))]
-    bits_sent: Annotated[float, Measured(lambda run: run.bits)]  # received from all clients
+    delivered_clients: Annotated[str, lambda run: _numbers(run.delivered)]
+    bits_sent: Annotated[float, lambda run: run.bits]  # received from all clients
     # of these, from clients that did not finish
     bits_wasted: Annotated[
         float,
-        Measured(lambda r: max(0.0, r.bits - r.payload_bits * int(r.delivered.sum()))),
+        lambda run: max(0.0, run.bits - run.payloads),
         Shown("wasted", "wasted %", _wasted, "{:.0f}", 100),
     ]
     # mean over slots
     sum_rate_bps: Annotated[
         float,
-        Measured(lambda run: run.of_slots("sum_rate_bps")),
-        Shown(
-            "sum_rate_bps", "Mbit/s", lambda of: float(of("sum_rate_bps").mean()), "{:.1f}", 1e-6
-        ),
+        lambda run: run.of_slots("sum_rate_bps"),
+        Shown("sum_rate_bps", "Mbit/s", lambda of: of("sum_rate_bps").mean(), "{:.1f}", 1e-6),
     ]
     # |mean of all updates - mean of those delivered|^2, the bound's second term (paper: eq. 25)
-    gradient_bias: Annotated[float, Measured(lambda run: run.bias)]
+    gradient_bias: Annotated[float, lambda run: run.bias]
     # Jain's index of uploads per client since round 0
     fairness: Annotated[
         float,
-        Measured(lambda run: jain(run.uploads.numpy().astype(float))),
+        lambda run: jain(run.uploads.numpy().astype(float)),
         Shown("fairness", "fair", _fairness),
     ]
-    reward: Annotated[float, Measured(lambda run: run.of_slots("reward"))]  # sum of slot rewards
+    reward: Annotated[float, lambda run: run.of_slots("reward")]  # sum of slot rewards
     # clients whose update was not finite and was left out
-    not_finite: Annotated[int, Measured(lambda run: int((~run.finite).sum()))]
-    not_finite_clients: Annotated[str, Measured(lambda run: _numbers(~run.finite))]
+    not_finite: Annotated[int, lambda run: (~run.finite).sum()]
+    not_finite_clients: Annotated[str, lambda run: _numbers(~run.finite)]
 
 
 _TYPES = get_type_hints(Row)
 _NOTES = {
-    name: getattr(hint, "__metadata__", ())
+    name: hint.__metadata__
     for name, hint in get_type_hints(Row, include_extras=True).items()
+    if hint is not _TYPES[name]
 }
-_MEASURED = {
-    name: note.value
-    for name, notes in _NOTES.items()
-    for note in notes
-    if isinstance(note, Measured)
-}
-SHOWN = [note for notes in _NOTES.values() for note in notes if isinstance(note, Shown)]
+SHOWN: list[Shown] = [shown for _, *columns in _NOTES.values() for shown in columns]
 """Columns of the summary table, in order."""
 
 
 def measured_row(seed: int, policy: str, number: int, run: RunRound) -> Row:
     """The row of a run's round."""
-    return Row(seed, policy, number, **{name: value(run) for name, value in _MEASURED.items()})
+    values = {name: _TYPES[name](measure(run)) for name, (measure, *_) in _NOTES.items()}
+    return Row(seed, policy, number, **values)
 
 
 def bound_row(seed: int, policy: str, number: int, delivered: float) -> Row:
     """A row that knows nothing but how many could have delivered."""
     missing: dict[type, Any] = {float: math.nan, str: "", int: 0}
-    blank = {name: missing[_TYPES[name]] for name in _MEASURED}
+    blank = {name: missing[_TYPES[name]] for name in _NOTES}
     return Row(seed, policy, number, **blank | {"delivered": delivered})
 
 
@@ -235,10 +214,8 @@ def check_complete(
     wanted = {(seed, name, r) for seed in seeds for name in policies for r in range(rounds)}
     found = {(row.seed, row.policy, row.round) for row in rows}
     clients = {str(n) for n in range(config.learning.clients)}
-    lists = (
-        cell.split() for row in rows for cell in (row.delivered_clients, row.not_finite_clients)
-    )
-    if found != wanted or len(rows) != len(wanted) or any(set(cell) - clients for cell in lists):
+    named = {n for r in rows for n in f"{r.delivered_clients} {r.not_finite_clients}".split()}
+    if found != wanted or len(rows) != len(wanted) or named - clients:
         raise UserError(
             f"{str(path)!r} does not hold the {rounds} rounds of this run: it was changed or is "
             "damaged; start the run again in another folder."
@@ -277,5 +254,5 @@ class Summary(SimpleNamespace):
 def summarise(rows: Sequence[Row], policy: str) -> Summary:
     """The line of the summary table."""
     own = [row for row in rows if row.policy == policy]
-    numbers = {shown.name: shown.value(lambda name: series(own, policy, name)) for shown in SHOWN}
-    return Summary(policy=policy, **numbers)
+    of = partial(series, own, policy)
+    return Summary(policy=policy, **{s.name: np.asarray(s.value(of)).tolist() for s in SHOWN})

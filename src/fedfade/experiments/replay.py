@@ -9,8 +9,7 @@ from fedfade.allocation import GENIE, PERFECT
 from fedfade.errors import not_allowed
 from fedfade.experiments.comparison import compared_names, compared_policy, stored_grams
 from fedfade.experiments.figures import round_figure
-from fedfade.experiments.inputs import check_inputs
-from fedfade.experiments.run_folder import open_finished
+from fedfade.experiments.run_folder import check_inputs, open_finished
 from fedfade.experiments.uploads import Uplink
 
 
@@ -33,9 +32,9 @@ def replay_figure(folder: Path, policy_name: str, seed: int | None, number: int)
     if not 0 <= number < config.run.rounds:
         raise not_allowed("--round", number, f"between 0 and {config.run.rounds - 1}")
     check_inputs(folder, config, record, policy_name)
-    stored = stored_grams(folder, config, len(names))
-    own = stored.inner[names.index(policy_name) :: len(names), number]  # [seed, client, client]
-    uplink = Uplink(config, stored.payload_bits, torch.device("cpu"))
+    inner, payload_bits = stored_grams(folder, config, len(names))
+    own = inner[names.index(policy_name) :: len(names), number]  # [seed, client, client]
+    uplink = Uplink(config, payload_bits, torch.device("cpu"))
     policy = compared_policy(config, policy_name)
     outcome = uplink.play(policy, number, torch.from_numpy(own), record=True)
     assert outcome.history is not None

@@ -49,11 +49,10 @@ def verdict(rows: Sequence[Row], clients: int) -> str:
     winners = level_with_best(rows)
     if not winners:
         return "Only the bound was run."
-    names = ", ".join(winners[:-1]) + (" and " if len(winners) > 1 else "") + winners[-1]
     alone = len(winners) == 1
-    if len({row.seed for row in rows}) > 1:
-        verb = "wins" if alone else "are level within the noise of the seeds"
-    else:
+    names = winners[0] if alone else f"{', '.join(winners[:-1])} and {winners[-1]}"
+    verb = "wins" if alone else "are level within the noise of the seeds"
+    if len({row.seed for row in rows}) == 1:
         verb = f"{'ends' if alone else 'end'} highest in the one seed that was run"
     accuracy = ", ".join(f"{table[w].accuracy:.1%}" for w in winners)
     uploads = ", ".join(f"{table[w].uploads:.1f}" for w in winners)
@@ -78,10 +77,9 @@ def summary_table(rows: Sequence[Row], scopes: Mapping[str, str]) -> list[list[s
 
 def genie_line(rows: Sequence[Row]) -> str | None:
     """The genie's bound as a sentence, when it was computed."""
-    bounds = [row.delivered for row in rows if row.policy == GENIE]
-    if not bounds:
+    if GENIE not in policies_of(rows):
         return None
-    mean = sum(bounds) / len(bounds)
+    mean = series(rows, GENIE, "delivered").mean()
     return f"No policy, however clairvoyant, could deliver more than {mean:.2f} uploads a round."
 
 
@@ -89,22 +87,19 @@ def left_out_lines(rows: Sequence[Row]) -> list[str]:
     """Which clients' updates were left out because they were not finite, run by run."""
     rounds: dict[tuple[str, int, int], list[int]] = defaultdict(list)
     for row in rows:
-        for client in row.not_finite_clients.split():
-            rounds[row.policy, row.seed, int(client)].append(row.round)
+        for number in row.not_finite_clients.split():
+            rounds[row.policy, row.seed, int(number)].append(row.round)
     if not rounds:
         return []
     lines = [
-        f"{policy}, seed {seed}: client {client} in {_spans(numbers)}."
-        for (policy, seed, client), numbers in sorted(rounds.items())
+        f"{sum(map(len, rounds.values()))} updates were left out because they were not finite (not "
+        "a number, infinite, or of enormous norm); the rounds went on without them:"
     ]
-    if len(lines) > _LEFT_OUT_LINES:
-        lines[_LEFT_OUT_LINES:] = [f"{len(lines) - _LEFT_OUT_LINES} more lines in metrics.csv."]
-    total = sum(map(len, rounds.values()))
-    head = (
-        f"{total} updates were left out because they were not finite (not a number, infinite, or "
-        "of enormous norm); the rounds went on without them:"
-    )
-    return [head, *lines]
+    for (policy, seed, client), numbers in sorted(rounds.items())[:_LEFT_OUT_LINES]:
+        lines.append(f"{policy}, seed {seed}: client {client} in {_spans(numbers)}.")
+    if (more := len(rounds) - _LEFT_OUT_LINES) > 0:
+        lines.append(f"{more} more lines in metrics.csv.")
+    return lines
 
 
 def _spans(numbers: Sequence[int]) -> str:

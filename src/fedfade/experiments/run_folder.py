@@ -1,4 +1,4 @@
-"""A run folder: what was asked, on what, how far it got.
+"""A run folder: what was asked, of which agents, code and data, how far it got.
 
 config.yaml       the resolved configuration, a comment per field
 run.json          version, commit, environment, command, agents, times, whether it is finished
@@ -24,19 +24,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedfade import __version__
+from fedfade import __version__, storage
+from fedfade.agents import has_checkpoint, load_checkpoint, trained_agents
 from fedfade.config import Config, differences, load_config, render_config
 from fedfade.errors import UserError
-from fedfade.experiments.inputs import agents_digest, check_inputs, inputs_of
-from fedfade.storage import (
-    folder_lock,
-    is_temporary,
-    read_json,
-    take_back,
-    write_json,
-    write_text,
-    writing,
-)
+from fedfade.seams import source_file
 
 # Where a run happens does not change what it computes.
 FREE_FIELDS = ("run.device", "run.checkpoint_s", "learning.data_dir")
@@ -69,6 +61,65 @@ def provenance(config: Config, device: torch.device) -> dict[str, Any]:
     }
 
 
+def inputs_of(config: Config) -> dict[str, str]:
+    """SHA-256 of a user's modules, data and traces, by what the configuration calls them.
+
+    What is not there is left out. Of a module only its own file counts, not what it imports.
+    """
+    learning, replaced = config.learning, [*config.allocation.policies, *config.allocation.observe]
+    replaced += [learning.model, learning.codec, learning.server, config.radio.source]
+    files = {learning.data, config.radio.traces} - {"digits", "cifar10", None}
+    places = {name: source_file(name) for name in replaced if ":" in name}
+    places |= {name: Path(name) for name in sorted(map(str, files))}
+    digests = {name: _digest(place) for name, place in places.items() if place is not None}
+    return {name: found for name, found in digests.items() if found is not None}
+
+
+def _digest(place: Path) -> str | None:
+    """Of a file, or of the names and contents of a folder's arrays."""
+    if place.is_file():
+        return storage.sha256_of(place)
+    if not place.is_dir():
+        return None
+    parts = [f"{path.name} {_digest(path)}" for path in sorted(place.glob("*.npz"))]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def agents_digest(config: Config) -> str | list[str] | None:
+    """SHA-256 of the trained agents in `allocation.checkpoint`, if it names any that are there."""
+    folders = trained_agents(config).values()
+    if not folders or not all(map(has_checkpoint, folders)):
+        return None
+    digests = [load_checkpoint(folder).files["agents"]["sha256"] for folder in folders]
+    return digests[0] if isinstance(config.allocation.checkpoint, str) else digests
+
+
+def check_inputs(
+    path: Path, config: Config, record: Mapping[str, Any], policy: str | None = None
+) -> None:
+    """Refuse agents, code or files other than the run's.
+
+    Old records do not say what a run was made from, and it may be gone. With a policy, only what
+    its rounds are played with counts.
+    """
+    acting = policy is None or policy in trained_agents(config)
+    then, now = record.get("agents"), agents_digest(config) if acting else None
+    if None not in (then, now) and then != now:
+        raise UserError(
+            f"the agents in {str(config.allocation.checkpoint)!r} are not those of the run in "
+            f"{str(path)!r}: choose another folder for a run of them, or bring the old ones back."
+        )
+    known = record.get("inputs")
+    for name, found in inputs_of(config).items():
+        before = known.get(name) if isinstance(known, dict) else None
+        needed = policy is None or name in (policy, config.radio.traces)
+        if needed and before not in (None, found):
+            raise UserError(
+                f"{name!r} has changed since the run in {str(path)!r} began: choose another folder "
+                "for a run of it, or bring the old one back."
+            )
+
+
 def decisive(config: Config) -> dict[str, Any]:
     """All fields of a configuration but those of where it is run."""
     tree = config.model_dump()
@@ -80,17 +131,9 @@ def decisive(config: Config) -> dict[str, Any]:
 
 
 def mark(*content: object) -> str:
-    """A short digest of plain data, for names of files.
-
-    >>> mark("random", 1) == mark("random", 1), mark("random", 1) == mark("random", 2)
-    (True, False)
-    """
+    """A short digest of plain data, for names of files."""
     text = json.dumps(content, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def commit_of(file: Path) -> str | None:
@@ -107,6 +150,10 @@ def commit_of(file: Path) -> str | None:
         return None
 
 
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 class RunFolder:
     """One folder for one configuration; opened under a lock, continued by the same command."""
 
@@ -121,13 +168,13 @@ class RunFolder:
         """Hold the folder, refusing one of another configuration, of other agents or in use."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"--out {str(self.path)!r} is a file: it must be a folder.")
-        with folder_lock(self.path):
+        with storage.folder_lock(self.path):
             self._check_config()
             new = not self._record.exists()
             if new:
                 record = provenance(self.config, self._device)  # may refuse the agents
-                write_text(self._asked, render_config(self.config))
-                write_json(self._record, record)
+                storage.write_text(self._asked, render_config(self.config))
+                storage.write_json(self._record, record)
             else:
                 check_inputs(self.path, self.config, self.record)
             try:
@@ -135,13 +182,13 @@ class RunFolder:
             except UserError:
                 if new and not self.metrics.exists() and not self.checkpoint.exists():
                     # Refused before it began: the corrected command may have the folder.
-                    take_back(self._record, self._asked)
+                    storage.take_back(self._record, self._asked)
                 raise
 
     def _check_config(self) -> None:
         own = {".lock", self._asked.name}  # all that a run killed at its birth leaves
-        others = [p.name for p in self.path.iterdir() if p.name not in own and not is_temporary(p)]
-        if others and not self._record.exists():
+        found = {p.name for p in self.path.iterdir() if not storage.is_temporary(p)}
+        if (others := found - own) and not self._record.exists():
             raise UserError(
                 f"--out {str(self.path)!r} holds other things ({min(others)!r}): choose an "
                 "empty or new folder."
@@ -163,14 +210,14 @@ class RunFolder:
 
     def finish(self, **facts: object) -> None:
         """Mark the run as done, note facts about it, and drop its checkpoint."""
-        write_json(self._record, self.record | facts | {"finished": _now()})
+        storage.write_json(self._record, self.record | facts | {"finished": _now()})
         self.checkpoint.unlink(missing_ok=True)
 
     def save_checkpoint(self, rounds_done: int, tensors: Mapping[str, Tensor]) -> None:
         """Everything needed to go on after `rounds_done` rounds."""
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         facts = {"rounds_done": str(rounds_done), "sha256": digest(plain)}
-        with writing(self.checkpoint) as temporary:
+        with storage.writing(self.checkpoint) as temporary:
             temporary.write_bytes(save(plain, facts))
 
     def load_checkpoint(self) -> tuple[int, dict[str, Tensor]] | None:
@@ -205,7 +252,7 @@ def open_finished(path: Path) -> tuple[Config, dict[str, Any]]:
 
 
 def _read_record(path: Path) -> dict[str, Any]:
-    answer = read_json(path)
+    answer = storage.read_json(path)
     scopes = answer.get("scopes", {}) if isinstance(answer, dict) else None
     if not isinstance(scopes, dict) or not all(isinstance(s, str) for s in scopes.values()):
         raise UserError(f"{str(path)!r} is not a run record.")
@@ -213,12 +260,7 @@ def _read_record(path: Path) -> dict[str, Any]:
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, types, shapes and every bit of some tensors.
-
-    >>> zeros, ones = digest({"x": torch.zeros(2)}), digest({"x": torch.ones(2)})
-    >>> zeros == digest({"x": torch.zeros(2)}), zeros == ones
-    (True, False)
-    """
+    """SHA-256 over names, types, shapes and every bit of some tensors."""
     sha = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()

@@ -4,31 +4,25 @@ A comparison of one configuration and a grid of forty are the same here. Each li
 is a run: which comparison, which seed, which policy, and which model of the batch it follows.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
+from itertools import accumulate, groupby
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fedfade.allocation import PERFECT, Outcome, gradient_aware, play_round
+from fedfade import learning
+from fedfade.allocation import GENIE, PERFECT, gradient_aware, play_round
 from fedfade.config import Config
 from fedfade.device import matrix_products, one_thread, spare_bytes
-from fedfade.experiments.comparison import Comparison, RunMeasures, stored_rows
+from fedfade.experiments.comparison import Comparison, stored_rows
 from fedfade.experiments.metrics import Row
 from fedfade.experiments.run_folder import RunFolder
 from fedfade.experiments.uploads import UploadGroup
-from fedfade.learning import (
-    Dataset,
-    Federation,
-    Models,
-    Sent,
-    ServerState,
-    batch_key,
-    federated_round,
-    load_data,
-)
+from fedfade.learning import Dataset, Federation, Models, Sent, ServerState, federated_round
 
 _MODEL_SHARE, _MODEL_BYTES = 0.3, 2**30
 """Memory for the updates of comparisons side by side: of a GPU's free memory, and on the CPU."""
@@ -45,34 +39,33 @@ class RunTable:
     channel alone share the models of `perfect`: the batch holds each model once.
     """
 
-    def __init__(self, comparisons: Sequence[Comparison]) -> None:
+    def __init__(self, comparisons: tuple[Comparison, ...]) -> None:
         self.comparisons = comparisons
-        self.runs = [(one, *run) for one in comparisons for run in one.runs]
+        runs = [(one, *run) for one in comparisons for run in one.runs]
         names = [
             (str(one.config.learning), seed) if policy == PERFECT else run
-            for run, (one, seed, policy) in enumerate(self.runs)
+            for run, (one, seed, policy) in enumerate(runs)
         ]  # what tells models apart
-        first = {name: run for run, name in reversed([*enumerate(names)])}  # a run of each model
-        chosen = sorted(first.values())
-        model = {names[run]: place for place, run in enumerate(chosen)}
-        device = comparisons[0].device
-        self._all_differ = len(chosen) == len(self.runs)
+        first: dict[object, int] = {}  # a run of each model
+        self._first: dict[Comparison, int] = {}  # and of each comparison
+        for run, name in enumerate(names):
+            first.setdefault(name, run)
+            self._first.setdefault(runs[run][0], run)
+        model = {name: place for place, name in enumerate(first)}
+        device, chosen = comparisons[0].device, list(first.values())
+        self._all_differ = len(chosen) == len(runs)
         self._chosen = torch.tensor(chosen).to(device, non_blocking=True)
         self._model = torch.tensor([model[name] for name in names])
         self._model_there = self._model.to(device, non_blocking=True)
-        tasks: dict[int, tuple[Federation, list[int]]] = {}
-        for run in chosen:
-            one, seed, _ = self.runs[run]
-            tasks.setdefault(id(one), (one.federation, []))[1].append(seed)
-        self.models = Models(list(tasks.values()))
-        self._first = {id(one): run for run, (one, *_) in reversed([*enumerate(self.runs)])}
+        tasks = groupby((runs[run] for run in chosen), key=lambda run: run[0])
+        self.models = Models([(one.federation, [run[1] for run in own]) for one, own in tasks])
 
     def __len__(self) -> int:
         return len(self._chosen)
 
     def own(self, one: Comparison, of_runs: Tensor, policy: str | None = None) -> Tensor:
         """The runs of one comparison, all or those of a policy."""
-        first = self._first[id(one)]
+        first = self._first[one]
         own = of_runs[first : first + len(one.runs)]
         return own if policy is None else own[one.of_policy(policy)]
 
@@ -100,34 +93,24 @@ class SideBySide:
             groups.setdefault(alike, []).append(one)
         self.groups: list[tuple[list[Comparison], UploadGroup]] = []
         for members in groups.values():
-            policies, with_genie = list(members[0].policies.values()), members[0].with_genie
+            policies, with_genie = list(members[0].policies.values()), GENIE in members[0].names
             uplinks = [one.uplink for one in members]
             self.groups.append((members, UploadGroup(uplinks, policies, with_genie)))
-        self._tables: dict[tuple[int, ...], RunTable] = {}
-        self._outcomes: dict[int, dict[str, Outcome]] = {}  # of the last round, by comparison
-        self._genie: dict[int, Tensor | None] = {}
+        self.table = cache(RunTable)  # of some comparisons: after a hard stop some may lag behind
 
     @property
     def plan(self) -> str:
         """How much is done at a time, in words."""
-        ahead: dict[int, int] = {}
+        ahead: Counter[int] = Counter()
         for _, group in self.groups:
-            episodes = ahead.get(group.rounds_ahead, 0) + group.episodes_a_round
-            ahead[group.rounds_ahead] = episodes
+            ahead[group.rounds_ahead] += group.episodes_a_round
         played = ", ".join(f"{rounds} rounds x {seeds} seeds" for rounds, seeds in ahead.items())
-        models = len(self.table(self.comparisons))
+        models = len(self.table(tuple(self.comparisons)))
         return f"playing {played} at a time; {models} models trained side by side"
-
-    def table(self, comparisons: Sequence[Comparison]) -> RunTable:
-        """The runs of some of the comparisons: after a hard stop some may lag behind."""
-        key = tuple(map(id, comparisons))
-        if key not in self._tables:
-            self._tables[key] = RunTable(comparisons)
-        return self._tables[key]
 
     def behind(self) -> list[Comparison]:
         """Those with the fewest rounds among the unfinished."""
-        left = [one for one in self.comparisons if not one.finished]
+        left = [one for one in self.comparisons if one.at.rounds < one.config.run.rounds]
         least = min((one.at.rounds for one in left), default=0)
         return [one for one in left if one.at.rounds == least]
 
@@ -155,7 +138,7 @@ class SideBySide:
 
     def play(self, these: Sequence[Comparison], tell: Callable[[str], None]) -> None:
         """The next round of some comparisons, which have all played as many."""
-        table, number = self.table(these), these[0].at.rounds
+        table, number = self.table(tuple(these)), these[0].at.rounds
         states = [one.at.state.tensors() for one in these]
         before = ServerState.of(
             {name: table.by_model(torch.cat([s[name] for s in states])) for name in states[0]}
@@ -164,15 +147,20 @@ class SideBySide:
         with matrix_products(these[0].config.run.precision):
             deliver = partial(self.deliver, table)
             done = federated_round(table.models, before, number, deliver, due, tell)
-            updates = done.sent.updates
-            known = (done.sent.inner, done.arrived, updates.finite, done.bias)
-            measured = (*known, updates.loss.nanmean(-1), done.accuracy, done.loss)
-        measures = [table.by_run(value.cpu()) for value in measured]
+            measured = {
+                "inner": done.sent.inner,
+                "delivered": done.arrived,
+                "finite": done.sent.updates.finite,
+                "bias": done.bias,
+                "train_loss": done.sent.updates.loss.nanmean(-1),
+                "accuracy": done.accuracy,
+                "loss": done.loss,
+            }
+        measured = {name: table.by_run(value.cpu()) for name, value in measured.items()}
         after = done.after.each(table.by_run)
         for one in these:
-            state = after.each(partial(table.own, one))
-            own = RunMeasures(*(table.own(one, value) for value in measures))
-            one.add(state, self._outcomes.get(id(one), {}), self._genie[id(one)], own)
+            own = {name: table.own(one, value) for name, value in measured.items()}
+            one.add(after.each(partial(table.own, one)), own.pop("inner"), own)
 
     def deliver(self, table: RunTable, sent: Sent) -> Tensor:
         """Play the slots of a round under every policy: who delivered, by model."""
@@ -184,29 +172,21 @@ class SideBySide:
             with one_thread():
                 group.draw_ahead(number)
                 for policy in group.policies:
-                    own = [
-                        table.own(members[m], inner)[members[m].of_policy(policy.name)]
-                        for m in here
-                    ]
-                    grams = torch.cat(own)
+                    name = policy.name
+                    grams = torch.cat([table.own(members[m], inner, name) for m in here])
                     if gradient_aware(policy):
                         problem = group.now(policy, here, number, grams)
-                        recorded = group.player(policy, *problem)
-                        outcome = (
-                            play_round(policy, group.scenario, *problem)
-                            if recorded is None
-                            else recorded.play(*problem)
-                        )
+                        outcome = group.player(policy, *problem)(*problem)
                     else:
-                        if policy.name not in group.played:
+                        if name not in group.played:
                             ahead = play_round(policy, group.scenario, *group.ahead(policy))
-                            group.played[policy.name] = ahead
+                            group.played[name] = ahead
                         outcome = group.taken(policy, here, number, grams)
                     for place, part in zip(here, group.split(outcome, here), strict=True):
-                        self._outcomes.setdefault(id(members[place]), {})[policy.name] = part
-            self._genie |= {id(members[place]): group.genie(place, number) for place in here}
-        delivered = [one.delivered(self._outcomes.get(id(one), {})) for one in table.comparisons]
-        return table.by_model(torch.cat(delivered))
+                        members[place].outcomes[name] = part
+            for place in here:
+                members[place].genie = group.genie(place, number)
+        return table.by_model(torch.cat([one.delivered() for one in table.comparisons]))
 
 
 def compare_many(
@@ -240,24 +220,20 @@ def batches(folders: Sequence[RunFolder], device: torch.device) -> Iterator[Side
     federations: dict[str, Federation] = {}
     alike: dict[tuple[object, ...], list[tuple[Comparison, RunFolder]]] = {}
     for folder in folders:
-        learning, precision = folder.config.learning, folder.config.run.precision
-        name = (learning.data, learning.data_dir)
+        task, precision = folder.config.learning, folder.config.run.precision
+        name, known = (task.data, task.data_dir), f"{task} {precision}"
         if name not in datasets:
-            datasets[name] = load_data(learning).to(device)
-        task = f"{learning} {precision}"
-        one = Comparison(folder.config, device, datasets[name], federations.get(task))
-        federations[task] = one.federation
-        key = batch_key(one.federation, one.uplink.seeds)
+            datasets[name] = learning.load_data(task).to(device)
+        if known not in federations:
+            dealt = Federation(task, datasets[name], device=device, precision=precision)
+            federations[known] = dealt
+        one = Comparison(folder.config, device, federations[known])
+        key = learning.batch_key(one.federation, one.uplink.seeds)
         alike.setdefault(key, []).append((one, folder))
     limit = spare_bytes(device, _MODEL_SHARE, _MODEL_BYTES)
     for members in alike.values():
-        group: list[tuple[Comparison, RunFolder]] = []
-        taken = 0
-        for one, folder in members:
-            need = _COPIES * one.update_bytes
-            if group and taken + need > limit:
-                yield SideBySide(*zip(*group, strict=True))
-                group, taken = [], 0
-            group.append((one, folder))
-            taken += need
-        yield SideBySide(*zip(*group, strict=True))
+        while members:
+            needs = accumulate(_COPIES * one.update_bytes for one, _ in members)
+            count = max(1, sum(need <= limit for need in needs))
+            yield SideBySide(*zip(*members[:count], strict=True))
+            del members[:count]

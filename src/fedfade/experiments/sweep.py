@@ -64,7 +64,7 @@ class SweepPoint(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """All points of a sweep."""
+    """What was asked, and all points of it."""
 
     asked: SweepConfig
     points: list[SweepPoint]
@@ -123,20 +123,14 @@ def _combinations(asked: SweepConfig) -> Iterator[dict[str, Any]]:
     if not 0 < count <= MAX_POINTS:
         raise not_allowed("sweep", f"{count} points", f"at least 1 and at most {MAX_POINTS}")
     for listed in asked.points or [{}]:
+        if both := listed.keys() & asked.grid.keys():
+            raise UserError(f"sweep field {min(both)!r} is both in grid and in list.")
         for values in itertools.product(*asked.grid.values()):
-            both = listed.keys() & asked.grid.keys()
-            if both:
-                raise UserError(f"sweep field {min(both)!r} is both in grid and in list.")
             yield listed | dict(zip(asked.grid, values, strict=True))
 
 
 def point_name(command: str, varied: dict[str, Any], seed: int, config: Config) -> str:
-    """A folder name a person can read, and a digest of the configuration.
-
-    >>> config = load_config("paper")
-    >>> point_name("compare", {"radio.clusters": 14}, 3, config)[:-8]
-    'clusters=14_seed=3-'
-    """
+    """A folder name a person can read, and a digest: `clusters=14_seed=3-1f0c2a9e`."""
     parts = [_slug(varied), f"seed={seed}"] if varied else [f"seed={seed}"]
     return f"{'_'.join(parts)[-100:].lstrip('.')}-{mark(command, decisive(config))}"
 

@@ -12,9 +12,8 @@ from fedfade.agents import has_checkpoint, load_checkpoint, saved_curve, train
 from fedfade.config import Config
 from fedfade.device import pick_device
 from fedfade.experiments.comparison import stored_rows
-from fedfade.experiments.inputs import check_inputs
 from fedfade.experiments.report import summaries
-from fedfade.experiments.run_folder import RunFolder
+from fedfade.experiments.run_folder import RunFolder, check_inputs
 from fedfade.experiments.side_by_side import compare_many
 
 Tell = Callable[[int, int], None]
@@ -41,7 +40,6 @@ class Compare:
     marker = "run.json"
 
     def run(self, config: Config, folder: Path, tell: Tell) -> None:
-        """All rounds of all policies."""
         total, device = config.run.rounds, pick_device(config.run.device)
         compare_many([config], [folder], device, lambda done, doing: tell(done, total))
 
@@ -61,7 +59,6 @@ class Train:
     marker = "checkpoint.json"
 
     def run(self, config: Config, folder: Path, tell: Tell) -> None:
-        """To the last episode."""
         total = config.qmix.episodes
         train(config, folder, lambda trainer, runs: tell(min(runs[0].episodes, total), total))
 

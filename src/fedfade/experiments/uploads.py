@@ -1,19 +1,13 @@
 """The radio side of comparisons: rounds as upload problems, played many at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fedfade.allocation import (
-    Outcome,
-    Policy,
-    RecordedRounds,
-    genie_bound,
-    play_round,
-)
+from fedfade.allocation import Outcome, Policy, RecordedRounds, genie_bound, play_round
 from fedfade.config import Config
 from fedfade.device import spare_bytes
 from fedfade.radio import Cell, Channel, db_to_linear
@@ -92,25 +86,17 @@ class UploadGroup:
         keys = [uplink.key for uplink in self._uplinks]
         self._place = [keys.index(uplink.key) for uplink in uplinks]  # whose episodes are whose
         self.policies, self._with_genie = policies, with_genie
-        self.scenario = uplinks[0].scenario
+        self.episodes_a_round = sum(len(uplink.seeds) for uplink in self._uplinks)
+        self.scenario = scenario = uplinks[0].scenario
         self._window = range(0)  # the rounds drawn ahead
         self._rounds: Round | None = None
         self._genie: Tensor | None = None
         self.played: dict[str, Outcome] = {}  # by policy, of all rounds in the window
         self._recorded: dict[str, RecordedRounds] = {}
-        self.rounds_ahead = self._rounds_ahead()
-
-    @property
-    def episodes_a_round(self) -> int:
-        """Episodes of one round: seeds of all different uplinks."""
-        return sum(len(uplink.seeds) for uplink in self._uplinks)
-
-    def _rounds_ahead(self) -> int:
-        scenario = self.scenario
         gains = self.episodes_a_round * scenario.slots * scenario.clients * scenario.bands
         fit = max(1, spare_bytes(scenario.device, _AHEAD_SHARE, _AHEAD_BYTES) // (4 * gains))
         limit = _AHEAD_ROUNDS if scenario.device.type == "cpu" else scenario.rounds
-        return min(fit, limit, scenario.rounds)
+        self.rounds_ahead = min(fit, limit, scenario.rounds)
 
     def draw_ahead(self, first: int) -> None:
         """The channel of the rounds from `first` on, unless it is there."""
@@ -139,30 +125,31 @@ class UploadGroup:
         keys = [self._uplinks[self._place[m]].keys(policy.name, number) for m in members]
         return chosen._replace(inner=inner), torch.cat(keys)
 
-    def player(self, policy: Policy, round_: Round, keys: Tensor) -> RecordedRounds | None:
-        """The policy's round as a recording, where it allows one."""
+    def player(
+        self, policy: Policy, round_: Round, keys: Tensor
+    ) -> Callable[[Round, Tensor], Outcome]:
+        """`play_round` of a policy, or a recording of it where the policy allows one."""
         if not getattr(policy, "recordable", False):
-            return None
+            return partial(play_round, policy, self.scenario)
         known = self._recorded.get(policy.name)
         if known is None or known.episodes != len(keys):
             known = RecordedRounds(policy, self.scenario, round_, keys)
             self._recorded[policy.name] = known
-        return known
+        return known.play
 
     def taken(self, policy: Policy, members: Sequence[int], number: int, inner: Tensor) -> Outcome:
         """A round played ahead, with the part of the reward that was unknown then."""
-        outcome = _part(self.played[policy.name], self._rows(members, number))
+        outcome = part_of(self.played[policy.name], self._rows(members, number))
         known = round_reward(self.scenario, torch.zeros_like(inner), outcome.delivered)
         missing = round_reward(self.scenario, inner, outcome.delivered) - known
         return outcome._replace(reward=outcome.reward + self.scenario.reward.convergence * missing)
 
     def split(self, outcome: Outcome, members: Sequence[int]) -> list[Outcome]:
         """An outcome by uplink. `delivered` stays on the device; what only tables want does not."""
-        moved = Outcome._make([outcome.delivered, *(part.cpu() for part in outcome[1:5]), None])
+        moved = [outcome.delivered, *(part.cpu() for part in outcome[1:5])]
         sizes = [len(self._uplinks[self._place[member]].seeds) for member in members]
-        ends = np.cumsum(sizes).tolist()
-        spans = zip(ends, sizes, strict=True)
-        return [_part(moved, slice(end - size, end)) for end, size in spans]
+        parts = zip(*(torch.split(part, sizes) for part in moved), strict=True)
+        return [Outcome._make([*own, None]) for own in parts]
 
     def genie(self, member: int, number: int) -> Tensor | None:
         """The genie's bound, if it is asked for: [seed]."""
@@ -179,9 +166,9 @@ class UploadGroup:
         return torch.tensor(rows).to(self.scenario.device, non_blocking=True)
 
 
-def _part(outcome: Outcome, rows: slice | Tensor) -> Outcome:
-    """Some episodes of an outcome without history."""
-    return Outcome._make([*(part[rows] for part in outcome[:5]), None])
+def part_of(outcome: Outcome, episodes: int | Tensor) -> Outcome:
+    """Some episodes of an outcome, or one, without history."""
+    return Outcome._make([*(part[episodes] for part in outcome[:5]), None])
 
 
 def joined(rounds: Sequence[Round]) -> Round:

@@ -1,6 +1,6 @@
 """Run the beginning of a stored run again and compare number by number."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,25 +8,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedfade.agents import (
-    Report,
-    Trainer,
-    check_same_training,
-    has_checkpoint,
-    load_checkpoint,
-    saved_curve,
-    trained_folders,
-    with_seed,
-)
+from fedfade import agents
 from fedfade.config import changed
 from fedfade.device import matrix_products
 from fedfade.experiments.comparison import Comparison, stored_grams
-from fedfade.experiments.inputs import check_inputs
 from fedfade.experiments.metrics import Row, check_complete, read_rows
-from fedfade.experiments.run_folder import open_finished, provenance
-from fedfade.experiments.side_by_side import SideBySide
-
-Tell = Callable[[int, str], None]
+from fedfade.experiments.run_folder import check_inputs, open_finished, provenance
+from fedfade.experiments.side_by_side import SideBySide, Tell
 
 
 @dataclass
@@ -54,7 +42,7 @@ class Verification:
 def stored_steps(folder: Path) -> int:
     """Rounds, or batches of episodes, there are to run again."""
     if _is_training(folder):
-        return min(load_checkpoint(place).batch for place in trained_folders(folder))
+        return min(agents.load_checkpoint(place).batch for place in agents.trained_folders(folder))
     return open_finished(folder)[0].run.rounds
 
 
@@ -75,7 +63,7 @@ def verify(
 
 
 def _is_training(folder: Path) -> bool:
-    return all(map(has_checkpoint, trained_folders(folder)))
+    return all(map(agents.has_checkpoint, agents.trained_folders(folder)))
 
 
 def _verify_comparison(
@@ -94,9 +82,9 @@ def _verify_comparison(
     ]
     answer = Verification("rounds", min(steps, total), total, notes=notes)
     comparison = Comparison(config, device)
-    check_complete(rows, path, comparison.all_policies, config, total)
+    check_complete(rows, path, comparison.names, config, total)
     stored = {(row.seed, row.policy, row.round): row for row in rows}
-    inner = stored_grams(folder, config, len(comparison.learned)).inner
+    inner, _ = stored_grams(folder, config, len(comparison.learned))
     alone = SideBySide([comparison])
     with _threads(record.get("threads")):
         for number in range(answer.again):
@@ -113,29 +101,29 @@ def _verify_comparison(
 def _verify_training(
     folder: Path, steps: int, device: torch.device, tell: Tell, moved: dict[str, str]
 ) -> Verification:
-    stored = [load_checkpoint(place) for place in trained_folders(folder)]
+    stored = [agents.load_checkpoint(place) for place in agents.trained_folders(folder)]
     for other in stored[1:]:
-        check_same_training(other, with_seed(stored[0].config, other.config.run.seed))
-    curves = [saved_curve(checkpoint.folder) for checkpoint in stored]
+        agents.check_same_training(other, agents.with_seed(stored[0].config, other.config.run.seed))
+    curves = [agents.saved_curve(checkpoint.folder) for checkpoint in stored]
     total = min(map(len, curves))
     answer = Verification("batches of episodes", min(steps, total), total)
     config = changed(stored[0].config, moved)
     seeds = [checkpoint.config.run.seed for checkpoint in stored]
     names = [f"seed {seed}, " if len(seeds) > 1 else "" for seed in seeds]
     with matrix_products(config.run.precision):
-        trainer = Trainer(config, device, seeds)
+        trainer = agents.Trainer(config, device, seeds)
         for number in range(answer.again):
             tell(number, "training")
             for name, curve, now in zip(names, curves, trainer.play_batch(), strict=True):
                 place = f"{name}episode {now.episodes}"
-                answer.compare(place, Report._fields, curve[number], now)
+                answer.compare(place, agents.Report._fields, curve[number], now)
         for run, checkpoint in enumerate(stored):
             if trainer.batch == checkpoint.batch:
-                agents = trainer.learner.agents_of(run)
+                own = trainer.learner.agents_of(run)
                 then = checkpoint.tensors("agents").items()
-                same = all(torch.equal(agents[name].cpu(), tensor) for name, tensor in then)
+                same = all(torch.equal(own[name].cpu(), tensor) for name, tensor in then)
                 answer.compare(f"{names[run]}the end", ["agents equal"], [True], [same])
-    if answer.differences and len(stored) == 1 and len(trained_folders(folder.parent)) > 1:
+    if answer.differences and len(stored) == 1 and len(agents.trained_folders(folder.parent)) > 1:
         answer.notes.append(
             "seeds trained side by side come out to the last bit side by side only: fedfade "
             f"verify {folder.parent}"

@@ -17,7 +17,7 @@ from fedfade.agents import saved_curve
 from fedfade.allocation import PERFECT
 from fedfade.config import QmixConfig, changed
 from fedfade.device import pick_device
-from fedfade.experiments.bound import bound_under
+from fedfade.experiments.comparison import bound_under
 from fedfade.experiments.figures import of_seeds
 from fedfade.experiments.run_folder import decisive, mark
 from fedfade.learning import class_counts, deal, load_data
