@@ -112,7 +112,7 @@ def decide(policy: Policy, scenario: Scenario, seen: Seen) -> Decisions:
     round_ = Round(seen.alpha[None], fading, inner, seen.number[None])
     band = torch.zeros(scenario.slots, dtype=torch.int64)
     level = torch.full_like(band, scenario.silent_level)
-    memory, checks = None, ActionChecks(policy.name, scenario, episodes=1)
+    memory, checks = None, allocation.ActionChecks(policy.name, scenario, episodes=1)
     for slot in range(scenario.slots):
         if seen.remaining_bits[slot] <= 0:
             break  # done: silent to the end
