@@ -181,10 +181,7 @@ CODECS = Seam(
     "fedfade.codecs",
     "fedfade.learning.Codec",
     ("bits", "encode", "decode"),
-    {
-        "none": "fedfade.learning.codecs:AsTrained",
-        "float16": "fedfade.learning.codecs:Float16",
-    },
+    {"none": "fedfade.learning.codecs:AsTrained", "float16": "fedfade.learning.codecs:Float16"},
 )
 """Update -> bits -> update; made from the learning configuration."""
 

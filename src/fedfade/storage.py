@@ -139,10 +139,10 @@ def write_json(path: Path | str, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-def save_figure(figure: Any, path: Path | str) -> None:
+def save_figure(figure: Any, path: Path | str, dpi: int = 150) -> None:
     """Write a Matplotlib figure whole or not at all."""
     with writing(path) as temporary:
-        figure.savefig(temporary, dpi=150)
+        figure.savefig(temporary, dpi=dpi)
 
 
 def sha256_of(path: Path) -> str:

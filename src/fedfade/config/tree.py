@@ -302,8 +302,7 @@ class QmixConfig(_Branch):
     """Training of the agents (paper: table II)."""
 
     mixer: Literal["qmix", "qplex", "vdn", "independent"] = _is(
-        "qmix",
-        "how agents' values combine: monotonic mixing, duplex dueling, a sum, or not",
+        "qmix", "how agents' values combine: monotonic mixing, duplex dueling, a sum, or not"
     )
     share_parameters: bool = _is(False, "one network for all agents, told apart by an agent id")
     hidden: list[Annotated[Whole, Field(ge=1, le=100_000)]] = _is(
@@ -315,8 +314,7 @@ class QmixConfig(_Branch):
     mixer_rate: Rate = _is(5e-4, "RMSProp rate of the mixer")
     gamma: Share = _is(0.95, "discount factor")
     trust: Weight = _is(
-        0.0,
-        "agents leave their plan (observation `reservation`) only for this much more value",
+        0.0, "agents leave their plan (observation `reservation`) only for this much more value"
     )
     advance: Weight = _is(
         0.0,
