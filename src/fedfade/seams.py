@@ -210,24 +210,14 @@ FADING = Seam(
 )
 """Where small-scale gains come from; made from radio and cell configuration, clients, device."""
 
+_PARTS = ["alphas", "fading", "remaining", "slots_left", "deviation", "round", "finished"]
+_PARTS += ["others_fading", "schedule", "reservation", "time_to_finish"]
 PARTS = Seam(
     "allocation.observe",
     "fedfade.observation_parts",
     "fedfade.uplink.Part",
     ("told", "width", "static"),
-    {
-        "alphas": "fedfade.uplink.parts:ALPHAS",
-        "fading": "fedfade.uplink.parts:FADING",
-        "remaining": "fedfade.uplink.parts:REMAINING",
-        "slots_left": "fedfade.uplink.parts:SLOTS_LEFT",
-        "deviation": "fedfade.uplink.parts:DEVIATION",
-        "round": "fedfade.uplink.parts:ROUND",
-        "finished": "fedfade.uplink.parts:FINISHED",
-        "others_fading": "fedfade.uplink.parts:OTHERS_FADING",
-        "schedule": "fedfade.uplink.parts:SCHEDULE",
-        "reservation": "fedfade.uplink.parts:RESERVATION",
-        "time_to_finish": "fedfade.uplink.parts:TIME_TO_FINISH",
-    },
+    {name: f"fedfade.uplink.parts:{name.upper()}" for name in _PARTS},
 )
 """One named part of an agent's observation; made without arguments."""
 

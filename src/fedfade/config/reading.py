@@ -19,9 +19,9 @@ from fedfade.storage import read_bytes
 _MAX_PRESET_BYTES = 100_000
 _PRESETS = resources.files("fedfade") / "presets"
 
-_BEFORE = {"learning.previous_update": "last"}
-"""What runs did before a field existed, where that is not its default. The configuration a run
-leaves behind names every field its version knew, so one it lacks is one of these."""
+BEFORE = {"learning.codec": "none", "learning.server": "mean", "learning.previous_update": "last"}
+"""What runs did before a field existed. The configuration a run leaves behind names every field its
+version knew, so one it lacks is one of these."""
 
 
 def preset_names() -> list[str]:
@@ -63,11 +63,11 @@ def config_from_tree(tree: object, stored: bool = False) -> Config:
     if not isinstance(tree, dict):
         raise not_allowed("config", tree, "a mapping of sections to fields")
     if stored:
-        for path, value in _BEFORE.items():
+        for path, value in BEFORE.items():
             section, name = path.split(".")
             fields = tree.get(section, {})
-            if isinstance(fields, dict) and name not in fields:
-                tree = tree | {section: fields | {name: value}}
+            if isinstance(fields, dict):
+                tree = tree | {section: {name: value} | fields}
     try:
         return Config.model_validate(tree)
     except ValidationError as error:

@@ -25,7 +25,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedfade import __version__
-from fedfade.config import Config, differences, load_config, render_config
+from fedfade.config import BEFORE, Config, differences, load_config, render_config
 from fedfade.errors import UserError
 from fedfade.experiments.inputs import agents_digest, check_inputs, inputs_of
 from fedfade.storage import (
@@ -40,14 +40,6 @@ from fedfade.storage import (
 
 # Where a run happens does not change what it computes.
 FREE_FIELDS = ("run.device", "run.checkpoint_s", "learning.data_dir")
-
-# Values of later fields that compute what was computed before there were any: folders that are
-# named by a digest of the configuration keep their names.
-_LATER_FIELDS = {
-    "learning.codec": "none",
-    "learning.server": "mean",
-    "learning.previous_update": "last",
-}
 
 
 def provenance(config: Config, device: torch.device) -> dict[str, Any]:
@@ -70,11 +62,15 @@ def provenance(config: Config, device: torch.device) -> dict[str, Any]:
 
 
 def decisive(config: Config) -> dict[str, Any]:
-    """All fields of a configuration but those of where it is run."""
+    """All fields of a configuration but those of where it is run.
+
+    A later field with the value of before is left out too, so that folders named by a digest of
+    these keep their names.
+    """
     tree = config.model_dump()
-    for field in (*FREE_FIELDS, *_LATER_FIELDS):
+    for field in (*FREE_FIELDS, *BEFORE):
         part, name = field.split(".")
-        if field in FREE_FIELDS or tree[part][name] == _LATER_FIELDS[field]:
+        if field in FREE_FIELDS or tree[part][name] == BEFORE[field]:
             del tree[part][name]
     return tree
 
