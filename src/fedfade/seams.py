@@ -108,7 +108,7 @@ class Seam:
         """Everything that can be asked for by name."""
         return [*self.built_in, *(entry.name for entry in entry_points(group=self.group))]
 
-    def check(self, name: str, others: Sequence[str] = ()) -> str:
+    def check(self, name: str, *, others: Sequence[str] = ()) -> str:
         """Refuse a name nobody knows; `others` are names the caller knows.
 
         >>> CODECS.check("float16")
@@ -129,7 +129,7 @@ float16, or module:factory.
 
         A dotted path is code of the user's that will run.
         """
-        factory = self._factory(self.check(name, others))
+        factory = self._factory(self.check(name, others=others))
         try:
             made = factory(*given) if callable(factory) else factory
         except UserError:

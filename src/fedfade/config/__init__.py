@@ -2,18 +2,20 @@
 
 The tree (`tree.py`) has six branches: radio, cell, learning, allocation, qmix, run. Presets are
 YAML files in `fedfade/presets` that name only what differs from its defaults; `--set
-radio.clusters=28` overrides on top (`reading.py`). A run folder keeps the whole tree, a comment
-for each field (`writing.py`).
+radio.clusters=28` overrides on top. A run folder keeps the whole tree, a comment for each field
+(`files.py`).
 """
 
-from fedfade.config.reading import (
+from fedfade.config.files import (
     BEFORE,
     changed,
     config_from_tree,
+    differences,
     load_config,
     parse_yaml,
     preset_names,
     preset_summary,
+    render_config,
 )
 from fedfade.config.tree import (
     SILENT_DBM,
@@ -25,4 +27,3 @@ from fedfade.config.tree import (
     RadioConfig,
     RewardConfig,
 )
-from fedfade.config.writing import differences, render_config

@@ -5,24 +5,14 @@ prints it beside the value.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import log10
 from numbers import Integral
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    field_validator,
-    model_validator,
-)
-from pydantic_core import CoreSchema, core_schema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from fedfade.errors import not_allowed
-from fedfade.seams import CODECS, FADING, PARTS, SERVER_RULES, Seam
+from fedfade.seams import CODECS, FADING, PARTS, SERVER_RULES
 
 SILENT_DBM = -100.0
 """A power level at or below this means: do not send (the paper's -100 dBm)."""
@@ -48,20 +38,20 @@ def _whole_to_int(value: object) -> object:
     return value
 
 
-@dataclass(frozen=True)
-class Named:
-    """Marks text that names an implementation of a seam: built in, installed or module:factory."""
-
-    seam: Seam
-
-    def __get_pydantic_core_schema__(self, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self.seam.check, handler(kind))
+def _folders(value: object) -> object:
+    """Refuse all but text, a list of texts and null, in one sentence."""
+    listed = value if isinstance(value, list) and value else [value]
+    if value is not None and not all(isinstance(one, str) for one in listed):
+        raise not_allowed("allocation.checkpoint", value, "a folder or a list of folders")
+    return value
 
 
-CodecName = Annotated[str, Named(CODECS)]
-ServerRuleName = Annotated[str, Named(SERVER_RULES)]
-FadingName = Annotated[str, Named(FADING)]
-PartName = Annotated[str, Named(PARTS)]
+# Text that names an implementation of a seam: built in, installed or module:factory.
+CodecName = Annotated[str, AfterValidator(CODECS.check), CODECS]
+ServerRuleName = Annotated[str, AfterValidator(SERVER_RULES.check), SERVER_RULES]
+FadingName = Annotated[str, AfterValidator(FADING.check), FADING]
+PartName = Annotated[str, AfterValidator(PARTS.check), PARTS]
+Folders = Annotated[str | list[str] | None, BeforeValidator(_folders)]
 # Ranges are wider than anything sensible and narrow enough that no power, rate or time leaves
 # what float32 can hold.
 Whole = Annotated[int, BeforeValidator(_whole_to_int)]
@@ -87,11 +77,9 @@ class _Branch(BaseModel):
         extra="forbid", frozen=True, validate_default=True, strict=True, allow_inf_nan=False
     )
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def model_post_init(self, context: Any, /) -> None:
         for field, value, allowed in self._faults():
             raise not_allowed(field, value, allowed)
-        return self
 
     def _faults(self) -> _Faults:
         yield from ()
@@ -257,7 +245,7 @@ class AllocationConfig(_Branch):
         "policies `fedfade compare` runs; built-in names or module:factory",
         min_length=1,
     )
-    checkpoint: str | list[str] | None = _is(
+    checkpoint: Folders = _is(
         None, "folder of fedfade train: its agents are policy qmix; of several: qmix-seed-0, ..."
     )
     observe: list[PartName] = _is(
@@ -270,14 +258,6 @@ class AllocationConfig(_Branch):
         [], "ablation: these observations are set to 1 in training and test"
     )
     reward: RewardConfig = _is(RewardConfig(), "slot reward")
-
-    @field_validator("checkpoint", mode="before")
-    @classmethod
-    def _folders(cls, given: object) -> object:
-        listed = given if isinstance(given, list) and given else [given]
-        if given is not None and not all(isinstance(one, str) for one in listed):
-            raise not_allowed("allocation.checkpoint", given, "a folder or a list of folders")
-        return given
 
     def _faults(self) -> _Faults:
         for field in ("policies", "observe", "hide"):
