@@ -26,7 +26,7 @@ MAX_ARRAY_BYTES = 16 * 2**30
 _DEFLATE_RATIO = 1032  # no deflated stream grows by more
 _TEMPORARY = ".fedfade-"  # how names of files being written begin
 
-_held: dict[Path, tuple[int, int]] = {}
+_held: dict[Path, tuple[int, int] | None] = {}
 """Folders this process holds, with their device and inode: a folder that was moved away must not
 come into being again, half empty, under its old name."""
 
@@ -96,17 +96,18 @@ def writing(path: Path | str) -> Iterator[Path]:
 def _check_held(path: Path) -> None:
     """Refuse to write below a held folder that is no longer where it was."""
     for folder, identity in _held.items():
-        if folder not in path.absolute().parents:
-            continue
-        try:
-            found = os.stat(folder)
-        except OSError:
-            found = None
-        if found is None or (found.st_dev, found.st_ino) != identity:
+        if folder in path.absolute().parents and _identity(folder) != identity:
             raise UserError(
                 f"folder {str(folder)!r} was moved or removed while in use; what was saved before "
                 "is where the folder is now, and the same command continues there."
             )
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    with suppress(OSError):
+        found = os.stat(folder)
+        return found.st_dev, found.st_ino
+    return None  # it is not there
 
 
 def take_back(*paths: Path) -> None:
@@ -258,8 +259,8 @@ def folder_lock(folder: Path) -> Iterator[None]:
             except BlockingIOError:
                 advice = "wait for it or choose another --out"
                 raise InUse(f"{name} is in use by another fedfade process; {advice}.") from None
-        place, found = folder.absolute(), os.stat(folder)
-        _held[place] = (found.st_dev, found.st_ino)
+        place = folder.absolute()
+        _held[place] = _identity(folder)
         try:
             for rest in [*folder.glob(f"{_TEMPORARY}*"), *folder.glob(f"*/{_TEMPORARY}*")]:
                 with suppress(OSError):

@@ -63,6 +63,7 @@ Rate = Annotated[float, Field(gt=0, le=1e6)]
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
 Metres = Annotated[float, Field(ge=0.01, le=1e6)]
+Some = Annotated[list[T], Field(min_length=1)]
 Listed = Annotated[list[T], Field(min_length=1, max_length=32)]
 Width = Annotated[Whole, Field(ge=1, le=100_000)]
 
@@ -101,10 +102,7 @@ class RadioConfig(_Branch):
     )
     subcarriers: Whole = _is(25, "frequencies a sub-band average is taken over", ge=1, le=1000)
     clusters: Whole = _is(
-        21,
-        "clusters of the fading (paper: n_c); one is the direct path, which is absent",
-        ge=2,
-        le=10_000,
+        21, "clusters of the fading (paper: n_c), the absent direct path included", ge=2, le=10_000
     )
     cluster_draw: Literal["quadriga", "tr38901"] = _is(
         "quadriga", "how clusters are drawn: as QuaDRiGa does, or clause 7.5 to the letter"
@@ -182,7 +180,7 @@ class LearningConfig(_Branch):
     data_dir: str | None = _is(None, "folder of the data sets; FEDFADE_DATA when null")
     partition: Literal["dirichlet", "iid", "shards"] = _is("dirichlet", "how samples are dealt")
     alpha: float = _is(
-        0.5, "Dirichlet concentration: small means few classes each", ge=0.001, le=1e6
+        0.5, "Dirichlet concentration: small means clients with few classes", ge=0.001, le=1e6
     )
     shards_per_client: Whole = _is(2, "partition shards: shards a client gets", ge=1, le=1_000_000)
     model: str = _is("cnn", "cnn (the paper's), or module:factory of your own")
@@ -222,7 +220,7 @@ class RewardConfig(_Branch):
 
     convergence: Weight = _is(1.0, "weight of the convergence part (lambda_c)")
     rate: Weight = _is(
-        1.0, "weight of the sum rate (lambda_t); 1 payload per sub-band a round is 1"
+        1.0, "weight of the sum rate (lambda_t), a round at 1 payload per sub-band being 1"
     )
     delivered: Weight = _is(0.1, "reward for a delivered client (lambda_1)")
     deviation: Weight = _is(
@@ -233,7 +231,7 @@ class RewardConfig(_Branch):
 class AllocationConfig(_Branch):
     """Who sends where: the policies compared, what agents see, what they are paid for."""
 
-    policies: list[str] = _is(
+    policies: Some[str] = _is(
         [
             "random",
             "max-individual-rate",
@@ -243,15 +241,13 @@ class AllocationConfig(_Branch):
             "perfect",
         ],
         "policies `fedfade compare` runs; built-in names or module:factory",
-        min_length=1,
     )
     checkpoint: Folders = _is(
         None, "folder of fedfade train: its agents are policy qmix; of several: qmix-seed-0, ..."
     )
-    observe: list[PartName] = _is(
+    observe: Some[PartName] = _is(
         ["alphas", "fading", "remaining", "slots_left", "deviation", "round"],
         "parts of an agent's observation, in order",
-        min_length=1,
     )
     csi_delay_slots: Whole = _is(0, "age of `others_fading`; 0 dB before that", ge=0, le=100_000)
     hide: list[Literal["gradient", "fading"]] = _is(
@@ -285,9 +281,7 @@ class QmixConfig(_Branch):
         "potential-based reward while training: paid for the share of a payload sent, taken back "
         "when a client finishes or the round ends",
     )
-    dueling: bool = _is(
-        False, "outputs for a slot's value and for what actions add; all start at 0"
-    )
+    dueling: bool = _is(False, "outputs for a slot's value and what actions add; all start at 0")
     n_step: Whole = _is(1, "slots of reward summed before bootstrapping", ge=1, le=100_000)
     replay_size: Count = _is(10_000, "transitions kept")
     batch_size: Count = _is(512, "transitions in an update")
@@ -297,9 +291,7 @@ class QmixConfig(_Branch):
         "slots stored between target copies (paper: 210, read as updates; read as slots, values "
         "diverge where clients walk)",
     )
-    gradients: str = _is(
-        "learning", "learning (real federated rounds), synthetic, or a recording (.npz)"
-    )
+    gradients: str = _is("learning", "learning (federated rounds), synthetic, or a recording: .npz")
     evaluate_every: Count = _is(20, "federated rounds between test accuracies while training")
     episodes: Whole = _is(30_000, "training episodes", ge=1, le=10**12)
     parallel_episodes: Whole = _is(20, "episodes played side by side", ge=1, le=1_000_000)
@@ -335,7 +327,7 @@ class RunConfig(_Branch):
     seeds: Whole = _is(5, "independent repetitions", ge=1, le=1000)
     rounds: Whole = _is(100, "federated rounds (paper: T)", ge=1, le=1_000_000)
     episodes_per_round: Whole = _is(
-        20, "episodes on a round; the last decides the update", ge=1, le=1_000_000
+        20, "training episodes on one round; the last decides the update", ge=1, le=1_000_000
     )
     repeat_fading: bool = _is(False, "the episodes of a round see the same small-scale fading")
     evaluate_every: Count = _is(1, "rounds between evaluations of the model")
