@@ -71,26 +71,23 @@ def writing(path: Path | str) -> Iterator[Path]:
         raise not_allowed("output", str(path), "a file, and this is a folder")
     _check_held(path)
     make_folder(path.parent)
-    refused = f"{str(path)!r} cannot be written"
-    with _told(refused):
+    with _told(f"{str(path)!r} cannot be written"):
         # The suffix stays last: Matplotlib and NumPy choose the format by it.
         handle, name = tempfile.mkstemp(prefix=_TEMPORARY, suffix=path.suffix, dir=path.parent)
-        os.fchmod(handle, 0o644)
-        os.close(handle)
-    temporary = Path(name)
-    try:
-        with _told(refused):
-            try:
-                yield temporary
-                _sync(temporary)
-                os.replace(temporary, path)
-                _sync(path.parent)  # makes the rename itself durable
-            except OSError:
-                _check_held(path)
-                raise
-    finally:
-        with suppress(OSError):  # gone already, or its folder is
-            temporary.unlink()
+        temporary = Path(name)
+        try:
+            os.fchmod(handle, 0o644)
+            os.close(handle)
+            yield temporary
+            _sync(temporary)
+            os.replace(temporary, path)
+            _sync(path.parent)  # makes the rename itself durable
+        except OSError:
+            _check_held(path)
+            raise
+        finally:
+            with suppress(OSError):  # gone already, or its folder is
+                temporary.unlink()
 
 
 def _check_held(path: Path) -> None:

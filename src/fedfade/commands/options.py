@@ -4,6 +4,7 @@ import json
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -51,12 +52,8 @@ def with_fields(
     """
     section = {name: section for section, names in _FIELDS.items() for name in names}
     given = {**(fields or {}), **{f"{section[name]}.{name}": v for name, v in options.items()}}
-    texts = {
-        name: json.dumps(value, ensure_ascii=False, default=str)
-        for name, value in given.items()
-        if value is not None
-    }
-    return [*(overrides or ()), *(f"{name}={text}" for name, text in texts.items())]
+    quoted = partial(json.dumps, ensure_ascii=False, default=str)
+    return [*(overrides or ()), *(f"{n}={quoted(v)}" for n, v in given.items() if v is not None)]
 
 
 def asked_config(preset: str, overrides: list[str] | None, **options: object) -> Config:

@@ -40,11 +40,10 @@ def train(
     config = options.asked_config(preset, overrides, episodes=episodes, seed=seed, **how)
     if threads is not None:
         torch.set_num_threads(threads)
-    advice = f"the same command continues in {out}"
     side_by_side = config.qmix.parallel_episodes
     total = -(-config.qmix.episodes // side_by_side) * side_by_side  # whole batches are played
-    asked = total == config.qmix.episodes
-    unit = "episodes" if asked else f"episodes: batches of {side_by_side}"
+    unit = "episodes" if total == config.qmix.episodes else f"episodes: batches of {side_by_side}"
+    advice = f"the same command continues in {out}"
     begun = False
     with options.running(unit, total, advice) as progress:
 
