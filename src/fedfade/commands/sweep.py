@@ -13,12 +13,13 @@ from fedfade.commands import options
 from fedfade.errors import UserError
 
 _SHOWN = 40  # lines of the table on the terminal; the file has all
+_FILE = "what to run; docs/how-to/sweep.md"
 _WORKERS = "processes on this machine; one a core if not given"
 _RAY = "address of a Ray cluster, or auto for the one here"
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="SWEEP.yaml", help="what to run; docs/scale.md")],
+    file: Annotated[Path, typer.Argument(metavar="SWEEP.yaml", help=_FILE)],
     workers: Annotated[int | None, typer.Option(min=1, help=_WORKERS)] = None,
     ray: Annotated[str | None, typer.Option(help=_RAY)] = None,
     out: Annotated[Path | None, typer.Option(help="folder; runs/sweep-NAME if not given")] = None,

@@ -127,6 +127,7 @@ def _weighted(share: Tensor, values: Tensor, finite: Tensor) -> Tensor:
 def gradient_bias(updates: Updates, delivered: Tensor) -> Tensor:
     """|mean of all g_n - mean of the delivered g_n|^2, the bound's second term (paper: eq. 25).
 
+    The mean of all is the ideally uploaded gradient (paper: eq. 17).
     Nobody delivered means an aggregate of zero, so the bias is the whole mean's squared norm.
     Returns [run].
     """
