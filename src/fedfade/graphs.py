@@ -59,11 +59,6 @@ class SideStream:
     """Work beside the main chain: a second stream on CUDA; elsewhere it is simply done in turn.
 
     What `work` needs must exist when it begins; `join` before using what it made.
-
-    >>> side, seen = SideStream(torch.device("cpu")), []
-    >>> with side.work():
-    ...     seen.append("beside")
-    >>> side.join()
     """
 
     def __init__(self, device: torch.device) -> None:
