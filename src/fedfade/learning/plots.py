@@ -54,7 +54,7 @@ def learning_curves(rounds: Sequence[int], accuracy: ArrayLike, title: str) -> F
     single.set_label("single seeds")
     mean = f"mean of {values.shape[1]} seeds"
     panel.plot(rounds, values.mean(1), color="tab:blue", lw=2, label=mean)
-    panel.set_xlabel("round")
+    panel.set_xlabel("rounds done")
     panel.set_ylabel("test accuracy (%)")
     panel.set_title(title, fontsize=11)
     panel.grid(alpha=0.3)
