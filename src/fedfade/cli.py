@@ -11,18 +11,12 @@ from rich.table import Table
 
 from fedfade import __version__
 from fedfade.bench import command as bench
-from fedfade.commands import channel
-from fedfade.commands.bound import bound
-from fedfade.commands.compare import compare
-from fedfade.commands.data import data
-from fedfade.commands.export import export
-from fedfade.commands.learn import learn
+from fedfade.commands import channel, options
+from fedfade.commands.compare import compare, replay
+from fedfade.commands.learning import bound, data, learn, partition
 from fedfade.commands.mistakes import mistake
-from fedfade.commands.options import PresetArgument, SetOption
-from fedfade.commands.partition import partition
-from fedfade.commands.replay import replay
 from fedfade.commands.sweep import sweep
-from fedfade.commands.train import train
+from fedfade.commands.train import export, train
 from fedfade.commands.verify import verify
 from fedfade.config import load_config, preset_names, preset_summary, render_config
 from fedfade.errors import UserError, out_of_memory
@@ -37,7 +31,6 @@ class _Argument(typer.core.TyperArgument):
         self._purpose = help or ""
 
     def get_help_record(self, ctx: Any) -> tuple[str, str]:
-        """Its name, what it is for, whether it is required."""
         name, rest = super().get_help_record(ctx) or ("", "")
         return name, f"{self._purpose}  {rest}".strip()
 
@@ -91,10 +84,7 @@ def presets() -> None:
 
 
 @app.command(short_help="Print the full configuration.")
-def config(
-    preset: PresetArgument,
-    overrides: SetOption = None,
-) -> None:
+def config(preset: options.PresetArgument, overrides: options.SetOption = None) -> None:
     """Print the full resolved configuration, a comment for each field."""
     typer.echo(render_config(load_config(preset, overrides or ())), nl=False)
 
@@ -123,9 +113,7 @@ def main() -> None:
 
 
 def _end(error: UserError) -> NoReturn:
-    Console(stderr=True).print(
-        f"error: {error}", style="bold red", highlight=False, markup=False, soft_wrap=True
-    )
+    options.say(f"error: {error}", style="bold red")
     sys.exit(2)
 
 

@@ -59,11 +59,6 @@ class SideStream:
     """Work beside the main chain: a second stream on CUDA; elsewhere it is simply done in turn.
 
     What `work` needs must exist when it begins; `join` before using what it made.
-
-    >>> side, seen = SideStream(torch.device("cpu")), []
-    >>> with side.work():
-    ...     seen.append("beside")
-    >>> side.join()
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -86,31 +81,24 @@ class SideStream:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
 
-def fuse(
-    function: Callable[P, R],
-    device: torch.device,
-    dynamic: bool = False,
-    options: dict[str, Any] | None = None,
-) -> Callable[P, R]:
+def fuse(function: Callable[P, R], device: torch.device, **settings: Any) -> Callable[P, R]:
     """`function` with its small operations merged into few kernels, where that pays: on CUDA.
 
-    Compiling takes seconds at the first call for tensors of a new size, or with `dynamic` of a
-    new number of axes; FEDFADE_COMPILE=0 does without. `options` are the compiler's.
+    Compiling takes seconds at the first call for tensors of a new size; FEDFADE_COMPILE=0 does
+    without. `settings` are those of `torch.compile`.
     """
     if device.type != "cuda" or os.environ.get("FEDFADE_COMPILE") == "0":
         return function
     # By default the ninth size of a function would silently not be compiled.
     torch._dynamo.config.recompile_limit = 256
-    return torch.compile(function, dynamic=dynamic, options=options)
+    return torch.compile(function, dynamic=False, **settings)
 
 
-def fused(
-    function: Callable[P, R], dynamic: bool = False, options: dict[str, Any] | None = None
-) -> Callable[P, R]:
+def fused(function: Callable[P, R]) -> Callable[P, R]:
     """Decorator for a function or method that `fuse` is to compile on CUDA.
 
     The first argument with a `device` says where the work is: a tensor, or an object whose tensors
-    are all in one place. With settings: `@partial(fused, options={...})`.
+    are all in one place.
 
     >>> @fused
     ... def square_sum(x: Tensor) -> Tensor:
@@ -126,7 +114,7 @@ def fused(
         if device.type != "cuda" or os.environ.get("FEDFADE_COMPILE") == "0":
             return function(*args, **kwargs)
         if not compiled:
-            compiled.append(fuse(function, device, dynamic, options))
+            compiled.append(fuse(function, device))
         return compiled[0](*args, **kwargs)
 
     return run

@@ -108,7 +108,7 @@ class Seam:
         """Everything that can be asked for by name."""
         return [*self.built_in, *(entry.name for entry in entry_points(group=self.group))]
 
-    def check(self, name: str, others: Sequence[str] = ()) -> str:
+    def check(self, name: str, *, others: Sequence[str] = ()) -> str:
         """Refuse a name nobody knows; `others` are names the caller knows.
 
         >>> CODECS.check("float16")
@@ -129,7 +129,7 @@ float16, or module:factory.
 
         A dotted path is code of the user's that will run.
         """
-        factory = self._factory(self.check(name, others))
+        factory = self._factory(self.check(name, others=others))
         try:
             made = factory(*given) if callable(factory) else factory
         except UserError:
@@ -181,10 +181,7 @@ CODECS = Seam(
     "fedfade.codecs",
     "fedfade.learning.Codec",
     ("bits", "encode", "decode"),
-    {
-        "none": "fedfade.learning.codecs:AsTrained",
-        "float16": "fedfade.learning.codecs:Float16",
-    },
+    {"none": "fedfade.learning.codecs:AsTrained", "float16": "fedfade.learning.codecs:Float16"},
 )
 """Update -> bits -> update; made from the learning configuration."""
 
@@ -213,24 +210,14 @@ FADING = Seam(
 )
 """Where small-scale gains come from; made from radio and cell configuration, clients, device."""
 
+_PARTS = ["alphas", "fading", "remaining", "slots_left", "deviation", "round", "finished"]
+_PARTS += ["others_fading", "schedule", "reservation", "time_to_finish"]
 PARTS = Seam(
     "allocation.observe",
     "fedfade.observation_parts",
     "fedfade.uplink.Part",
     ("told", "width", "static"),
-    {
-        "alphas": "fedfade.uplink.parts:ALPHAS",
-        "fading": "fedfade.uplink.parts:FADING",
-        "remaining": "fedfade.uplink.parts:REMAINING",
-        "slots_left": "fedfade.uplink.parts:SLOTS_LEFT",
-        "deviation": "fedfade.uplink.parts:DEVIATION",
-        "round": "fedfade.uplink.parts:ROUND",
-        "finished": "fedfade.uplink.parts:FINISHED",
-        "others_fading": "fedfade.uplink.parts:OTHERS_FADING",
-        "schedule": "fedfade.uplink.parts:SCHEDULE",
-        "reservation": "fedfade.uplink.parts:RESERVATION",
-        "time_to_finish": "fedfade.uplink.parts:TIME_TO_FINISH",
-    },
+    {name: f"fedfade.uplink.parts:{name.upper()}" for name in _PARTS},
 )
 """One named part of an agent's observation; made without arguments."""
 

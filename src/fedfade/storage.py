@@ -4,18 +4,17 @@ Nothing here unpickles: `.npz` archives are checked from their headers before an
 allocated, so that a small file cannot claim a large one.
 """
 
-import ast
 import fcntl
 import hashlib
 import json
+import math
 import os
-import struct
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -27,21 +26,25 @@ MAX_ARRAY_BYTES = 16 * 2**30
 _DEFLATE_RATIO = 1032  # no deflated stream grows by more
 _TEMPORARY = ".fedfade-"  # how names of files being written begin
 
-_held: dict[Path, tuple[int, int]] = {}
+_held: dict[Path, tuple[int, int] | None] = {}
 """Folders this process holds, with their device and inode: a folder that was moved away must not
 come into being again, half empty, under its old name."""
 
 
-def _reason(error: OSError) -> str:
-    return (error.strerror or type(error).__name__).lower()
+@contextmanager
+def _told(refused: str) -> Iterator[None]:
+    """What the system refuses, as one sentence."""
+    try:
+        yield
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise UserError(f"{refused}: {reason}.") from None
 
 
 def make_folder(path: Path) -> Path:
     """Create a folder (and its parents), or say why not."""
-    try:
+    with _told(f"folder {str(path)!r} cannot be made"):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"folder {str(path)!r} cannot be made: {_reason(error)}.") from None
     return path
 
 
@@ -68,42 +71,40 @@ def writing(path: Path | str) -> Iterator[Path]:
         raise not_allowed("output", str(path), "a file, and this is a folder")
     _check_held(path)
     make_folder(path.parent)
-    try:
+    with _told(f"{str(path)!r} cannot be written"):
         # The suffix stays last: Matplotlib and NumPy choose the format by it.
         handle, name = tempfile.mkstemp(prefix=_TEMPORARY, suffix=path.suffix, dir=path.parent)
-        os.fchmod(handle, 0o644)
-        os.close(handle)
-    except OSError as error:
-        raise UserError(f"{str(path)!r} cannot be written: {_reason(error)}.") from None
-    temporary = Path(name)
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        _check_held(path)
-        raise UserError(f"{str(path)!r} cannot be written: {_reason(error)}.") from None
-    finally:
-        with suppress(OSError):  # gone already, or its folder is
-            temporary.unlink()
+        temporary = Path(name)
+        try:
+            os.fchmod(handle, 0o644)
+            os.close(handle)
+            yield temporary
+            _sync(temporary)
+            os.replace(temporary, path)
+            _sync(path.parent)  # makes the rename itself durable
+        except OSError:
+            _check_held(path)
+            raise
+        finally:
+            with suppress(OSError):  # gone already, or its folder is
+                temporary.unlink()
 
 
 def _check_held(path: Path) -> None:
     """Refuse to write below a held folder that is no longer where it was."""
     for folder, identity in _held.items():
-        if folder not in path.absolute().parents:
-            continue
-        try:
-            found = os.stat(folder)
-        except OSError:
-            found = None
-        if found is None or (found.st_dev, found.st_ino) != identity:
+        if folder in path.absolute().parents and _identity(folder) != identity:
             raise UserError(
                 f"folder {str(folder)!r} was moved or removed while in use; what was saved before "
                 "is where the folder is now, and the same command continues there."
             )
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    with suppress(OSError):
+        found = os.stat(folder)
+        return found.st_dev, found.st_ino
+    return None  # it is not there
 
 
 def take_back(*paths: Path) -> None:
@@ -119,9 +120,9 @@ def is_temporary(path: Path) -> bool:
     return path.name.startswith(_TEMPORARY)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Flush a file or folder to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -139,10 +140,10 @@ def write_json(path: Path | str, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-def save_figure(figure: Any, path: Path | str) -> None:
+def save_figure(figure: Any, path: Path | str, dpi: int = 150) -> None:
     """Write a Matplotlib figure whole or not at all."""
     with writing(path) as temporary:
-        figure.savefig(temporary, dpi=150)
+        figure.savefig(temporary, dpi=dpi)
 
 
 def sha256_of(path: Path) -> str:
@@ -153,19 +154,15 @@ def sha256_of(path: Path) -> str:
 
 def read_bytes(path: Path | str, max_bytes: int) -> bytes:
     """A file's content, unless it is larger than allowed."""
-    path = Path(path)
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > max_bytes:
-                raise UserError(f"{str(path)!r} is larger than {max_bytes} bytes.")
+    content = b""
+    with _told(f"{str(path)!r} cannot be read"), open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size <= max_bytes:
             # A pipe or device has no size: read on until the limit, not into room for all of it.
             content = file.read(size)
             while len(content) <= max_bytes and (more := file.read(1 << 20)):
                 content += more
-    except OSError as error:
-        raise UserError(f"{str(path)!r} cannot be read: {_reason(error)}.") from None
-    if len(content) > max_bytes:
+    if max(size, len(content)) > max_bytes:
         raise UserError(f"{str(path)!r} is larger than {max_bytes} bytes.")
     return content
 
@@ -193,65 +190,46 @@ def read_npz(
     file really holds are refused from the headers, before anything is allocated.
     """
     path = Path(path)
+    arrays = {}
     try:
-        with zipfile.ZipFile(path) as archive:
-            arrays = {}
+        with _told(f"{str(path)!r} cannot be read"), zipfile.ZipFile(path) as archive:
             for entry in archive.infolist():
                 name = entry.filename.removesuffix(".npy")
                 if not entry.filename.endswith(".npy") or (wanted and name not in wanted):
                     continue
-                _check_packing(entry, path)
-                with archive.open(entry) as member:
-                    max_bytes -= _checked_size(member, entry.file_size, name, path, max_bytes)
+                max_bytes -= _checked_size(archive, entry, path, max_bytes)
                 with archive.open(entry) as member:
                     arrays[name] = np.lib.format.read_array(member, allow_pickle=False)
-            return arrays
     except UserError:
         raise
-    except OSError as error:
-        raise UserError(f"{str(path)!r} cannot be read: {_reason(error)}.") from None
     except Exception:  # zipfile, zlib, struct and NumPy each have their own: all mean a broken file
         raise UserError(f"{str(path)!r} is not an intact .npz archive.") from None
+    return arrays
 
 
-def _check_packing(entry: zipfile.ZipInfo, path: Path) -> None:
-    """What an entry unpacks to is limited by what is really in the file."""
+def _checked_size(
+    archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, max_bytes: int
+) -> int:
+    """Bytes of an array; object arrays and those larger than what is in the file are refused."""
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError("NumPy writes no such archives")
-    there = min(entry.compress_size, path.stat().st_size)
-    if entry.file_size > _DEFLATE_RATIO * there + 1000:
-        raise UserError(
-            f"array {entry.filename.removesuffix('.npy')!r} in {str(path)!r} claims "
-            f"{entry.file_size} bytes, more than {there} packed bytes can hold."
-        )
-
-
-def _checked_size(member: IO[bytes], file_size: int, name: str, path: Path, max_bytes: int) -> int:
-    """Bytes of an array; object arrays and oversized ones are refused."""
-    head = member.read(12)
-    if head[:6] != b"\x93NUMPY":
-        raise ValueError("not an array")
-    if head[6] == 1:
-        length, start = struct.unpack("<H", head[8:10])[0], head[10:]
-    else:
-        length, start = struct.unpack("<I", head[8:12])[0], b""
-    if length > 10_000:
-        raise ValueError("header too long")
-    header = ast.literal_eval((start + member.read(length - len(start))).decode("latin1"))
-    dtype = np.dtype(header["descr"])
+    array = f"array {entry.filename.removesuffix('.npy')!r} in {str(path)!r}"
+    there, claimed = min(entry.compress_size, path.stat().st_size), entry.file_size
+    if claimed > _DEFLATE_RATIO * there + 1000:
+        held = f"more than {there} packed bytes can hold"
+        raise UserError(f"{array} claims {claimed} bytes, {held}.")
+    with archive.open(entry) as member:
+        first = np.lib.format.read_magic(member) == (1, 0)
+        read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(member)
     if dtype.hasobject:
-        raise UserError(f"array {name!r} in {str(path)!r} holds Python objects, which are refused.")
+        raise UserError(f"{array} holds Python objects, which are refused.")
+    if min(shape, default=0) < 0:
+        raise ValueError("negative extent")
     # Items of no size count too: somebody may walk over them.
-    size = max(1, int(dtype.itemsize))
-    for extent in header["shape"]:
-        if int(extent) < 0:
-            raise ValueError("negative extent")
-        size *= int(extent)
-    limit = min(max_bytes, file_size)
+    size, limit = max(1, dtype.itemsize) * math.prod(shape), min(max_bytes, claimed)
     if size > limit:
-        raise UserError(
-            f"array {name!r} in {str(path)!r} claims {size} bytes; at most {limit} are read."
-        )
+        raise UserError(f"{array} claims {size} bytes; at most {limit} are read.")
     return size
 
 
@@ -268,22 +246,18 @@ def folder_lock(folder: Path) -> Iterator[None]:
     """
     new = not folder.exists()
     make_folder(folder)
-    try:
+    name = f"folder {str(folder)!r}"
+    with _told(f"{name} cannot be written"):
         handle = open(folder / ".lock", "a+")  # noqa: SIM115 - held until the block ends
-    except OSError as error:
-        raise UserError(f"folder {str(folder)!r} cannot be written: {_reason(error)}.") from None
     with handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InUse(
-                f"folder {str(folder)!r} is in use by another fedfade process; wait for it or "
-                "choose another --out."
-            ) from None
-        except OSError as error:
-            raise UserError(f"folder {str(folder)!r} cannot be held: {_reason(error)}.") from None
-        place, found = folder.absolute(), os.stat(folder)
-        _held[place] = (found.st_dev, found.st_ino)
+        with _told(f"{name} cannot be held"):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                advice = "wait for it or choose another --out"
+                raise InUse(f"{name} is in use by another fedfade process; {advice}.") from None
+        place = folder.absolute()
+        _held[place] = _identity(folder)
         try:
             for rest in [*folder.glob(f"{_TEMPORARY}*"), *folder.glob(f"*/{_TEMPORARY}*")]:
                 with suppress(OSError):

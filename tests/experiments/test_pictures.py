@@ -18,7 +18,9 @@ def test_replay_begins_at_the_first_seed_of_the_run(
     settings += ["--set", "run.seed=5", "--rounds", 1]
     out, drawn = tmp_path / "run", []
     assert fedfade("compare", "paper", "--policies", "random", "--out", out, *settings).code == 0
-    monkeypatch.setattr("fedfade.storage.save_figure", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(
+        "fedfade.commands.compare.save_figure", lambda figure, path: drawn.append(figure)
+    )
     for words in ([], ["--seed", 6]):
         answer = fedfade("replay", out, "--policy", "random", "--out", tmp_path / "x.png", *words)
         assert answer.code == 0, answer.err

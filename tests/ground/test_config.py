@@ -160,8 +160,9 @@ def test_a_run_of_an_older_version_continues_as_it_began(tiny: Config, tmp_path:
     with pytest.raises(UserError, match=refused), RunFolder(tmp_path, tiny, cpu).open():
         pass
     as_before = changed(tiny, {"learning.previous_update": "last"})
-    with RunFolder(tmp_path, as_before, cpu).open():
-        pass
+    folder = RunFolder(tmp_path, as_before, cpu)
+    with folder.open():
+        folder.finish()
     assert open_finished(tmp_path)[0] == as_before
 
 

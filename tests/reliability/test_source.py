@@ -74,7 +74,7 @@ def test_only_dotted_paths_import_by_name() -> None:
 def test_yaml_is_read_in_one_place() -> None:
     """Where aliases are refused and every fault is caught."""
     loaders = [name for name, tree in sources() if "_PlainLoader" in ast.unparse(tree)]
-    assert loaders == ["config/reading.py"]
+    assert loaders == ["config/files.py"]
     for name, tree in sources():
         for node in ast.walk(tree):
             assert not re.match(r"yaml\.(safe_)?load", called(node)), name

@@ -8,7 +8,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedfade.commands.options import PICTURES, SetOption, check_output, with_fields
+from fedfade.commands import options
+from fedfade.config import load_config
+from fedfade.errors import not_allowed
+from fedfade.storage import save_figure, write_npz
+
+_SUBBAND_GAIN = "where a file keeps both: centre or average"
 
 app = typer.Typer(
     help="Draw, look at and import channel gains.", no_args_is_help=True, rich_markup_mode=None
@@ -23,25 +28,19 @@ def sample(
     seed: Annotated[int, typer.Option(min=0, help="seed")] = 0,
     carrier_ghz: Annotated[float | None, typer.Option(help="carrier in GHz")] = None,
     speed: Annotated[float | None, typer.Option(help="client speed in m/s")] = None,
-    subband_gain: Annotated[str | None, typer.Option(help="average or centre")] = None,
-    overrides: SetOption = None,
+    subband_gain: options.GainOption = None,
+    overrides: options.SetOption = None,
 ) -> None:
     """Draw independent drops of fading and write them as traces."""
-    from fedfade.config import load_config
     from fedfade.radio import sample_drops
-    from fedfade.storage import write_npz
 
-    check_output("--out", out, ".npz")
-    fields = {
-        "radio.carrier_hz": None if carrier_ghz is None else carrier_ghz * 1e9,
-        "radio.clusters": clusters,
-        "radio.speed_mps": speed,
-        "radio.subband_gain": subband_gain,
-    }
-    asked = with_fields(overrides, fields)
+    options.check_output("--out", out, ".npz")
+    carrier_hz = None if carrier_ghz is None else carrier_ghz * 1e9
+    others = {"radio.carrier_hz": carrier_hz, "radio.speed_mps": speed}
+    given = {"clusters": clusters, "subband_gain": subband_gain}
+    asked = options.with_fields(overrides, others, **given)
     config = load_config("paper", ["cell.placement=redraw", *asked])
-    arrays = sample_drops(config.radio, config.cell, drops, seed)
-    write_npz(out, arrays)
+    write_npz(out, sample_drops(config.radio, config.cell, drops, seed))
     typer.echo(f"{drops} drops of {config.radio.slots} slots x {config.radio.subbands}: {out}")
 
 
@@ -49,33 +48,28 @@ def sample(
 def show(
     files: Annotated[list[Path], typer.Argument(help="one .npz of gains, or two to compare")],
     out: Annotated[Path, typer.Option(help="the picture to write (.png, .pdf or .svg)")],
-    subband_gain: Annotated[
-        str, typer.Option(help="where a file keeps both: centre or average")
-    ] = "centre",
+    subband_gain: Annotated[str, typer.Option(help=_SUBBAND_GAIN)] = "centre",
     drop: Annotated[int, typer.Option(min=0, help="drop shown over time")] = 0,
 ) -> None:
     """Picture and table of recorded gains; two files side by side."""
-    from fedfade.errors import not_allowed
     from fedfade.radio import RAYLEIGH, gain_statistics, read_recording
     from fedfade.radio.channel_figure import channel_figure
-    from fedfade.storage import writing
 
     if len(files) > 2:
         raise not_allowed("FILES", len(files), "one file, or two to compare")
     if subband_gain not in ("centre", "average"):
         raise not_allowed("--subband-gain", subband_gain, "one of 'centre' or 'average'")
-    check_output("--out", out, *PICTURES)
+    options.check_output("--out", out, *options.PICTURES)
     recordings = [read_recording(file, subband_gain == "average") for file in files]
     fewest = min(len(recording.gain) for recording in recordings)
     if drop >= fewest:
         raise not_allowed("--drop", drop, f"between 0 and {fewest - 1}")
-    counts = ["drops", *(str(len(recording.gain)) for recording in recordings), ""]
-    statistics = [*(gain_statistics(recording.gain) for recording in recordings), RAYLEIGH]
-    names = [*(recording.name for recording in recordings), "Rayleigh"]
-    _print_table(names, [counts, *_statistics_rows(statistics)])
-    figure = channel_figure(recordings, drop)
-    with writing(out) as temporary:
-        figure.savefig(temporary, dpi=110)
+    _print_statistics(
+        [*(recording.name for recording in recordings), "Rayleigh"],
+        [*(str(len(recording.gain)) for recording in recordings), ""],
+        [*(gain_statistics(recording.gain) for recording in recordings), RAYLEIGH],
+    )
+    save_figure(channel_figure(recordings, drop), out, dpi=110)
     typer.echo(f"picture: {out}")
 
 
@@ -83,17 +77,15 @@ def show(
 def import_(
     file: Annotated[Path, typer.Argument(help=".mat or .npz with coefficients and delays")],
     out: Annotated[Path | None, typer.Option(help="the .npz to write [FILE.traces.npz]")] = None,
-    subband_gain: Annotated[str | None, typer.Option(help="average or centre")] = None,
-    overrides: SetOption = None,
+    subband_gain: options.GainOption = None,
+    overrides: options.SetOption = None,
 ) -> None:
     """Turn impulse responses [drop, path, slot] into traces for `radio.source: traces`."""
-    from fedfade.config import load_config
     from fedfade.radio import import_drops
-    from fedfade.storage import write_npz
 
     out = out or file.with_suffix(".traces.npz")
-    check_output("--out", out, ".npz")
-    changes = with_fields(overrides, {"radio.subband_gain": subband_gain})
+    options.check_output("--out", out, ".npz")
+    changes = options.with_fields(overrides, subband_gain=subband_gain)
     told = [change.partition("=")[0].strip().removeprefix("radio.") for change in changes]
     arrays = import_drops(file, load_config("paper", changes).radio, told)
     write_npz(out, arrays)
@@ -101,12 +93,15 @@ def import_(
     typer.echo(f"{drops} drops of {slots} slots x {bands}: {out}")
 
 
-def _statistics_rows(sets: Sequence[Any]) -> list[list[str]]:
-    """A label and the value of each set of `GainStatistics`, where it has one."""
-    rows = [
-        ["mean power", *(f"{one.mean:.3f}" for one in sets)],
-        ["std (dB)", *(f"{one.std_db:.2f}" for one in sets)],
-    ]
+def _print_statistics(names: Sequence[str], drops: Sequence[str], sets: Sequence[Any]) -> None:
+    """A column for each set of `GainStatistics`, empty where it lacks a value."""
+    table = Table(box=None, header_style="bold")
+    table.add_column("statistic", no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right", overflow="fold")
+    table.add_row("drops", *drops)
+    table.add_row("mean power", *(f"{one.mean:.3f}" for one in sets))
+    table.add_row("std (dB)", *(f"{one.std_db:.2f}" for one in sets))
     for name, label, digits in (
         ("percentiles_db", "{} % below (dB)", 2),
         ("autocorrelation", "correlation, {} slots apart", 3),
@@ -115,15 +110,5 @@ def _statistics_rows(sets: Sequence[Any]) -> list[list[str]]:
         columns: list[dict[int, float]] = [getattr(one, name) for one in sets]
         for key in sorted(set[int]().union(*columns)):
             values = (f"{column[key]:.{digits}f}" if key in column else "" for column in columns)
-            rows.append([label.format(key), *values])
-    return rows
-
-
-def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(box=None, header_style="bold")
-    table.add_column("statistic", no_wrap=True)
-    for heading in headings:
-        table.add_column(heading, justify="right", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
+            table.add_row(label.format(key), *values)
     Console().print(table)

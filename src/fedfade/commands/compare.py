@@ -1,75 +1,58 @@
-"""`fedfade compare`: which allocation policy gives the best model?"""
+"""`fedfade compare`: which policy gives the best model? `fedfade replay`: one round of it."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from fedfade.commands.options import (
-    PresetArgument,
-    SetOption,
-    stopping_cleanly,
-    time_left,
-    with_fields,
-)
+from fedfade.commands import options
 from fedfade.config import Config, load_config, preset_names
+from fedfade.storage import save_figure
+
+_POLICIES = "comma-separated policies; names or module:factory"
+_CHECKPOINT = "folder of fedfade train; adds its agents as qmix (repeatable)"
+_OUT = "run folder; runs/compare-PRESET if not given"
 
 
 def compare(
-    preset: PresetArgument,
-    policies: Annotated[
-        str | None, typer.Option(help="comma-separated policies; names or module:factory")
-    ] = None,
+    preset: options.PresetArgument,
+    policies: Annotated[str | None, typer.Option(help=_POLICIES)] = None,
     seed: Annotated[int | None, typer.Option(help="first seed")] = None,
-    seeds: Annotated[int | None, typer.Option(help="independent repetitions")] = None,
-    rounds: Annotated[int | None, typer.Option(help="federated rounds")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="run folder; runs/compare-PRESET if not given")
-    ] = None,
-    checkpoint: Annotated[
-        list[Path] | None,
-        typer.Option(help="folder of fedfade train; adds its agents as qmix (repeatable)"),
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="fp32, tf32 (CUDA) or bf16 (local training)")
-    ] = None,
-    data_dir: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
-    overrides: SetOption = None,
+    seeds: options.SeedsOption = None,
+    rounds: options.RoundsOption = None,
+    out: Annotated[Path | None, typer.Option(help=_OUT)] = None,
+    checkpoint: Annotated[list[Path] | None, typer.Option(help=_CHECKPOINT)] = None,
+    device: options.DeviceOption = None,
+    precision: options.PrecisionOption = None,
+    data_dir: options.DataDirOption = None,
+    overrides: options.SetOption = None,
 ) -> None:
     """Run every policy on the same channel and data; write a report with pictures."""
     from fedfade.device import pick_device
     from fedfade.experiments import RunFolder, batches, stored_rows, write_report
     from fedfade.experiments.report import genie_line, left_out_lines, summary_table, verdict
 
-    fields = {
-        "allocation.policies": None if policies is None else _listed(policies),
-        "allocation.checkpoint": _folders(checkpoint or []),
-        "run.seed": seed,
-        "run.seeds": seeds,
-        "run.rounds": rounds,
-        "run.device": device,
-        "run.precision": precision,
-        "learning.data_dir": data_dir,
-    }
-    changes = with_fields(overrides, fields)
+    names = None if policies is None else [n.strip() for n in policies.split(",") if n.strip()]
+    counts = {"seed": seed, "seeds": seeds, "rounds": rounds}
+    where = {"device": device, "precision": precision, "data_dir": data_dir}
+    agents = _folders(checkpoint or [])
+    changes = options.with_fields(overrides, **counts, **where, policies=names, checkpoint=agents)
     config = load_config(preset, changes)
-    console = Console(stderr=True)
     named = any(change.startswith("allocation.policies") for change in changes)
     if preset in preset_names() and not named:  # a file of the user's says what it wants
-        config = load_config(preset, with_fields(changes, _with_shipped(config, console)))
+        config = options.asked_config(preset, changes, policies=_with_shipped(config))
     chosen = pick_device(config.run.device)
     folder = RunFolder(out or Path("runs") / f"compare-{Path(preset).stem}", config, chosen)
-    with stopping_cleanly(f"the same command continues in {folder.path}"), folder.open():
+    advice = f"the same command continues in {folder.path}"
+    with options.stopping_cleanly(advice), folder.open():
         if folder.finished:
-            console.print(f"already finished: {folder.path}", highlight=False)
+            options.say(f"already finished: {folder.path}")
         else:
             (batch,) = batches([folder], chosen)
-            console.print(batch.plan, highlight=False)
-            with time_left("rounds", config.run.rounds) as tell:
+            options.say(batch.plan)
+            with options.time_left("rounds", config.run.rounds) as tell:
                 batch.run(tell)
         rows = stored_rows(folder)
         record = folder.record
@@ -77,7 +60,7 @@ def compare(
     summary = summary_table(rows, record.get("scopes", {}))
     _print_summary(summary, verdict(rows, config.learning.clients), genie_line(rows) or "")
     for line in left_out_lines(rows):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        options.say(line)
     typer.echo(f"report: {report}")
 
 
@@ -89,20 +72,14 @@ def _folders(asked: Sequence[Path]) -> Path | list[Path] | None:
     return found if len(found) > 1 else next(iter(found), None)
 
 
-def _listed(names: str) -> list[str]:
-    return [name.strip() for name in names.split(",") if name.strip()]
-
-
-def _with_shipped(config: Config, console: Console) -> dict[str, list[str]]:
+def _with_shipped(config: Config) -> list[str]:
     """Whoever names no policies sees the agents that come with the package as well."""
     from fedfade.agents import shipped_policies, shipped_policies_for
 
     names, fitting = list(config.allocation.policies), shipped_policies_for(config)
     if missing := [name for name in shipped_policies() if name not in fitting]:
-        line = f"left out, being trained for another scenario: {', '.join(missing)}"
-        console.print(line, highlight=False)
-    names += [name for name in fitting if name not in names]
-    return {"allocation.policies": names}
+        options.say(f"left out, being trained for another scenario: {', '.join(missing)}")
+    return names + [name for name in fitting if name not in names]
 
 
 def _print_summary(summary: Sequence[Sequence[str]], *sentences: str) -> None:
@@ -113,8 +90,23 @@ def _print_summary(summary: Sequence[Sequence[str]], *sentences: str) -> None:
         table.add_column(heading, justify="left" if place < 2 else "right", no_wrap=place > 0)
     for line in lines:
         table.add_row(*line)
-    console = Console()
-    if not console.is_terminal:
-        console.width = 110  # a file or pipe has no width of its own
+    console = options.console_of_width(110)
     console.print(table)
     console.print(*sentences, highlight=False, markup=False)
+
+
+def replay(
+    folder: Annotated[Path, typer.Argument(help="run folder of fedfade compare")],
+    policy: Annotated[str, typer.Option(help="policy to show")],
+    seed: Annotated[
+        int | None, typer.Option(help="seed of the run; its first if not given")
+    ] = None,
+    round_number: Annotated[int, typer.Option("--round", help="round, counted from 0")] = 0,
+    out: Annotated[Path, typer.Option(help="picture, .png .pdf or .svg")] = Path("round.png"),
+) -> None:
+    """Draw who was on which sub-band at which power, and whose bits ran out in time."""
+    from fedfade.experiments.replay import replay_figure
+
+    options.check_output("--out", out, *options.PICTURES)
+    save_figure(replay_figure(folder, policy, seed, round_number), out)
+    typer.echo(f"picture: {out}")

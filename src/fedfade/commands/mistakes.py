@@ -20,45 +20,29 @@ def mistake(error: click.ClickException) -> UserError:
     option '--out' requires an argument.
     """
     context = error.ctx if isinstance(error, click.UsageError) else None
+    owner = context.command_path if context else "fedfade"
     if isinstance(error, click.NoSuchOption):
-        return _unknown_option(error.option_name, context)
+        parameters = context.command.get_params(context) if context else ()
+        known = [_name(one) for one in parameters if isinstance(one, click.Option)]
+        return unknown(error.option_name, "option", owner, known)
     if isinstance(error, click.MissingParameter) and error.param is not None:
-        return _missing(error.param, context)
+        record = error.param.get_help_record(context) if context else None
+        # Of an argument, whose help begins with its name, and of an option alike.
+        purpose = re.sub(r"\s*\[required\]", "", record[1]) if record else ""
+        return UserError(f"{owner} needs {_name(error.param)}{': ' if purpose else ''}{purpose}.")
     if isinstance(error, click.BadParameter) and error.param is not None:
-        return _bad_value(error.message, error.param)
+        value, _, reason = error.message.partition(" is not ")
+        allowed = _allowed(error.param.type)
+        if not reason or allowed is None:
+            return UserError(f"{_name(error.param)} is not allowed: {error.message.rstrip('.')}.")
+        shown = value if len(value) <= 80 else value[:77] + "..."
+        return UserError(f"{_name(error.param)} = {shown} is not allowed: it must be {allowed}.")
     command = re.match(r"No such command '(.*?)'", error.message, re.DOTALL)
     if command and context and isinstance(context.command, click.Group):
-        known = context.command.list_commands(context)
-        return unknown(command[1], "command", context.command_path, known)
+        return unknown(command[1], "command", owner, context.command.list_commands(context))
     words = error.message.rstrip(". ")
-    hint = f": {context.command_path} --help shows what there is" if context else ""
+    hint = f": {owner} --help shows what there is" if context else ""
     return UserError(f"{words[:1].lower()}{words[1:]}{hint}.")
-
-
-def _unknown_option(name: str, context: click.Context | None) -> UserError:
-    known = [
-        max(parameter.opts, key=len)
-        for parameter in (context.command.get_params(context) if context else ())
-        if isinstance(parameter, click.Option)
-    ]
-    return unknown(name, "option", context.command_path if context else "fedfade", known)
-
-
-def _missing(parameter: click.Parameter, context: click.Context | None) -> UserError:
-    owner = context.command_path if context else "fedfade"
-    record = parameter.get_help_record(context) if context else None
-    # Of an argument, whose help begins with its name, and of an option alike.
-    purpose = re.sub(r"\s*\[required\]", "", record[1]) if record else ""
-    return UserError(f"{owner} needs {_name(parameter)}{': ' if purpose else ''}{purpose}.")
-
-
-def _bad_value(message: str, parameter: click.Parameter) -> UserError:
-    value, _, reason = message.partition(" is not ")
-    allowed = _allowed(parameter.type)
-    if not reason or allowed is None:
-        return UserError(f"{_name(parameter)} is not allowed: {message.rstrip('.')}.")
-    shown = value if len(value) <= 80 else value[:77] + "..."
-    return UserError(f"{_name(parameter)} = {shown} is not allowed: it must be {allowed}.")
 
 
 def _name(parameter: click.Parameter) -> str:

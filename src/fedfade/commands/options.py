@@ -1,54 +1,73 @@
-"""What commands share: options, progress with time left, stopping cleanly."""
+"""What commands share: options, the fields they stand for, progress, stopping cleanly."""
 
 import json
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
+import rich.progress as bars
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+
+from fedfade.config import Config, load_config
+from fedfade.errors import not_allowed
+from fedfade.storage import check_folder
 
 PresetArgument = Annotated[str, typer.Argument(help="preset name or path of a .yaml file")]
+RoundsOption = Annotated[int | None, typer.Option(help="federated rounds")]
+SeedsOption = Annotated[int | None, typer.Option(help="independent repetitions")]
+_DELIVERED = "clients that deliver each round, drawn at random; all"
+DeliveredOption = Annotated[int | None, typer.Option(help=_DELIVERED)]
+DataDirOption = Annotated[str | None, typer.Option(help="folder of the data sets")]
+DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu or cuda")]
+_PRECISION = "fp32, tf32 (CUDA) or bf16 (local training)"
+PrecisionOption = Annotated[str | None, typer.Option(help=_PRECISION)]
+GainOption = Annotated[str | None, typer.Option(help="average or centre")]
+FigureOption = Annotated[Path | None, typer.Option(help="picture, .png .pdf or .svg")]
+JsonOption = Annotated[bool, typer.Option("--json", help="end with one JSON object")]
+_SET = "override a field, e.g. --set radio.clusters=28 (repeatable)"
+SetOption = Annotated[list[str] | None, typer.Option("--set", help=_SET)]
 
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="override a field, e.g. --set radio.clusters=28 (repeatable)"),
-]
+_FIELDS = {
+    "allocation": ("policies", "checkpoint"),
+    "learning": ("data", "data_dir", "clients"),
+    "qmix": ("episodes", "gradients"),
+    "radio": ("clusters", "subband_gain"),
+    "run": ("rounds", "seed", "seeds", "evaluate_every", "device", "precision"),
+}
+"""Options that stand for the field of their name, by section."""
 
 
-def with_fields(overrides: list[str] | None, fields: Mapping[str, object]) -> list[str]:
+def with_fields(
+    overrides: list[str] | None, fields: Mapping[str, object] | None = None, /, **options: object
+) -> list[str]:
     """Overrides plus the fields that options gave; quoted, for a path may look like anything.
 
-    >>> with_fields(["run.seed=1"], {"run.rounds": 5, "run.seeds": None, "learning.data": "5"})
-    ['run.seed=1', 'run.rounds=5', 'learning.data="5"']
+    >>> with_fields(["run.seed=1"], {"cell.side_m": 5, "run.seeds": None}, data="5")
+    ['run.seed=1', 'cell.side_m=5', 'learning.data="5"']
     """
-    given = {name: value for name, value in fields.items() if value is not None}
-    return [
-        *(overrides or ()),
-        *(f"{n}={json.dumps(v, ensure_ascii=False, default=str)}" for n, v in given.items()),
-    ]
+    section = {name: section for section, names in _FIELDS.items() for name in names}
+    given = {**(fields or {}), **{f"{section[name]}.{name}": v for name, v in options.items()}}
+    quoted = partial(json.dumps, ensure_ascii=False, default=str)
+    return [*(overrides or ()), *(f"{n}={quoted(v)}" for n, v in given.items() if v is not None)]
+
+
+def asked_config(preset: str, overrides: list[str] | None, **options: object) -> Config:
+    """The configuration a user asks for by preset, `--set` and options of a field's name."""
+    return load_config(preset, with_fields(overrides, **options))
 
 
 PICTURES = (".png", ".pdf", ".svg")
 
 
-def check_output(option: str, path: Path, *suffixes: str) -> None:
+def check_output(option: str, path: Path | None, *suffixes: str) -> None:
     """Refuse a wrong ending, or a place that cannot be written, before hours of work."""
-    from fedfade.errors import not_allowed
-    from fedfade.storage import check_folder
-
+    if path is None:
+        return
     if path.suffix.lower() not in suffixes:
         *most, last = suffixes
         endings = f"{', '.join(most)} or {last}" if most else last
@@ -58,21 +77,35 @@ def check_output(option: str, path: Path, *suffixes: str) -> None:
     check_folder(path.parent)
 
 
+def say(sentence: str, style: str | None = None) -> None:
+    """A line on standard error, as it is, however long."""
+    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    console.print(sentence, style=style)
+
+
+def console_of_width(columns: int) -> Console:
+    """For tables: a file or pipe has no width of its own."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = columns
+    return console
+
+
 @contextmanager
 def time_left(unit: str, total: int) -> Iterator[Callable[[float, str], None]]:
     """A progress bar on standard error; yields a function of (done, what is being done).
 
     The last line stays, unless nothing was done: a user who is refused sees the reason alone.
     """
-    bar = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.fields[doing]:<15}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+    bar = bars.Progress(
+        bars.SpinnerColumn(),
+        bars.TextColumn("{task.fields[doing]:<15}"),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TextColumn(unit),
+        bars.TimeElapsedColumn(),
+        bars.TextColumn("left"),
+        bars.TimeRemainingColumn(),
         console=Console(stderr=True),
     )
     task = bar.add_task(unit, total=total, doing="starting")
@@ -103,7 +136,14 @@ def stopping_cleanly(advice: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        Console(stderr=True).print(f"stopped; {advice}.", highlight=False)
+        say(f"stopped; {advice}.")
         raise typer.Exit(130) from None
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def running(unit: str, total: int, advice: str) -> Iterator[Callable[[float, str], None]]:
+    """`time_left`, stopping cleanly."""
+    with stopping_cleanly(advice), time_left(unit, total) as tell:
+        yield tell

@@ -1,78 +1,56 @@
-"""`fedfade train`: train QMIX agents on the uplink."""
+"""`fedfade train`: train QMIX agents on the uplink. `fedfade export`: for other devices."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from fedfade.commands.options import (
-    PresetArgument,
-    SetOption,
-    stopping_cleanly,
-    time_left,
-    with_fields,
-)
+from fedfade.commands import options
+from fedfade.storage import save_figure
 
-MIXER_NAMES = {
-    "qmix": "QMIX",
-    "qplex": "QPLEX",
-    "vdn": "VDN",
-    "independent": "independent agents",
-}
+MIXER_NAMES = {"qmix": "QMIX", "qplex": "QPLEX", "vdn": "VDN", "independent": "independent agents"}
 """What a training is called, by its `qmix.mixer`."""
+
+_SEEDS = "policies trained side by side, from seed on"
+_GRADIENTS = "learning, synthetic, or a recording (.npz)"
+_AGENTS = "folder of a training, or agents that come along, such as qmix-plus"
 
 
 def train(
-    preset: PresetArgument,
+    preset: options.PresetArgument,
     out: Annotated[Path, typer.Option(help="folder of the training; continued if it has begun")],
     episodes: Annotated[int | None, typer.Option(help="training episodes")] = None,
     seed: Annotated[int | None, typer.Option(help="seed")] = None,
-    seeds: Annotated[
-        int, typer.Option(min=1, max=1000, help="policies trained side by side, from seed on")
-    ] = 1,
-    gradients: Annotated[
-        str | None, typer.Option(help="learning, synthetic, or a recording (.npz)")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="fp32, tf32 (CUDA) or bf16 (local training)")
-    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help=_SEEDS)] = 1,
+    gradients: Annotated[str | None, typer.Option(help=_GRADIENTS)] = None,
+    device: options.DeviceOption = None,
+    precision: options.PrecisionOption = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads")] = None,
-    data_dir: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
-    overrides: SetOption = None,
+    data_dir: options.DataDirOption = None,
+    overrides: options.SetOption = None,
 ) -> None:
     """Train agents; interrupted anywhere, the same command continues to the same result."""
     import torch
 
     from fedfade.agents import saved_curve, seed_folder, tensorboard_installed
     from fedfade.agents import train as run
-    from fedfade.config import load_config
 
-    fields = {
-        "learning.data_dir": data_dir,
-        "qmix.episodes": episodes,
-        "run.seed": seed,
-        "qmix.gradients": gradients,
-        "run.device": device,
-        "run.precision": precision,
-    }
-    config = load_config(preset, with_fields(overrides, fields))
+    how = {"data_dir": data_dir, "gradients": gradients, "device": device, "precision": precision}
+    config = options.asked_config(preset, overrides, episodes=episodes, seed=seed, **how)
     if threads is not None:
         torch.set_num_threads(threads)
-    advice = f"the same command continues in {out}"
     side_by_side = config.qmix.parallel_episodes
     total = -(-config.qmix.episodes // side_by_side) * side_by_side  # whole batches are played
-    asked = total == config.qmix.episodes
-    unit = "episodes" if asked else f"episodes: batches of {side_by_side}"
+    unit = "episodes" if total == config.qmix.episodes else f"episodes: batches of {side_by_side}"
+    advice = f"the same command continues in {out}"
     begun = False
-    with stopping_cleanly(advice), time_left(unit, total) as progress:
+    with options.running(unit, total, advice) as progress:
 
         def tell(_: object, reports: Sequence[Any]) -> None:
             nonlocal begun
             if not begun and not tensorboard_installed():
-                _say("no TensorBoard files: pip install 'fedfade[tensorboard]' for them.")
+                options.say("no TensorBoard files: pip install 'fedfade[tensorboard]' for them.")
             begun = True
             uploads = sum(report.uploads for report in reports) / len(reports)
             progress(reports[0].episodes, f"{uploads:.2f} uploads")
@@ -80,7 +58,7 @@ def train(
         numbers = range(config.run.seed, config.run.seed + seeds)
         trainer = run(config, out, tell, seeds=numbers)
     if not begun:
-        _say(f"already finished: {out}")
+        options.say(f"already finished: {out}")
     folders = [out] if seeds == 1 else [seed_folder(out, number) for number in numbers]
     curves = [saved_curve(folder) for folder in folders]
     clients = config.learning.clients
@@ -101,16 +79,26 @@ def train(
             _draw(shown, folder / "curve.png", clients, title)
         typer.echo(f"curve: {out / 'curve.png'}")
     except ImportError:
-        _say("no curve.png: Matplotlib is not installed.")
-
-
-def _say(sentence: str) -> None:
-    Console(stderr=True).print(sentence, highlight=False, markup=False)
+        options.say("no curve.png: Matplotlib is not installed.")
 
 
 def _draw(curves: Sequence[Sequence[Any]], path: Path, clients: int, title: str) -> None:
     from fedfade.agents.curve import curve_figure
-    from fedfade.storage import writing
 
-    with writing(path) as temporary:
-        curve_figure(curves, clients, title).savefig(temporary, dpi=120)
+    save_figure(curve_figure(curves, clients, title), path, dpi=120)
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(help=_AGENTS)],
+    onnx: Annotated[Path, typer.Option(help="folder to write the ONNX files to")],
+) -> None:
+    """Write one small ONNX file per client and the normalisation of its inputs."""
+    from fedfade.agents import agents_folder
+    from fedfade.agents.export import decision_us, export_agents
+
+    files = export_agents(agents_folder(folder), onnx)
+    size = sum(path.stat().st_size for path in files) // len(files)
+    speed = decision_us(files[0])
+    if speed is not None:
+        typer.echo(f"one decision under ONNX Runtime: {speed:.0f} microseconds")
+    typer.echo(f"{len(files)} clients, {size // 1024} KiB each, and normalisation.json: {onnx}")

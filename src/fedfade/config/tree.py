@@ -4,26 +4,15 @@ The defaults are the paper's. A field's description is its documentation: `fedfa
 prints it beside the value.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from collections.abc import Iterator
 from math import log10
 from numbers import Integral
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    field_validator,
-    model_validator,
-)
-from pydantic_core import CoreSchema, core_schema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from fedfade.errors import not_allowed
-from fedfade.seams import CODECS, FADING, PARTS, SERVER_RULES, Seam
+from fedfade.seams import CODECS, FADING, PARTS, SERVER_RULES
 
 SILENT_DBM = -100.0
 """A power level at or below this means: do not send (the paper's -100 dBm)."""
@@ -49,20 +38,20 @@ def _whole_to_int(value: object) -> object:
     return value
 
 
-@dataclass(frozen=True)
-class Named:
-    """Marks text that names an implementation of a seam: built in, installed or module:factory."""
-
-    seam: Seam
-
-    def __get_pydantic_core_schema__(self, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self.seam.check, handler(kind))
+def _folders(value: object) -> object:
+    """Refuse all but text, a list of texts and null, in one sentence."""
+    listed = value if isinstance(value, list) and value else [value]
+    if value is not None and not all(isinstance(one, str) for one in listed):
+        raise not_allowed("allocation.checkpoint", value, "a folder or a list of folders")
+    return value
 
 
-CodecName = Annotated[str, Named(CODECS)]
-ServerRuleName = Annotated[str, Named(SERVER_RULES)]
-FadingName = Annotated[str, Named(FADING)]
-PartName = Annotated[str, Named(PARTS)]
+# Text that names an implementation of a seam: built in, installed or module:factory.
+CodecName = Annotated[str, AfterValidator(CODECS.check), CODECS]
+ServerRuleName = Annotated[str, AfterValidator(SERVER_RULES.check), SERVER_RULES]
+FadingName = Annotated[str, AfterValidator(FADING.check), FADING]
+PartName = Annotated[str, AfterValidator(PARTS.check), PARTS]
+Folders = Annotated[str | list[str] | None, BeforeValidator(_folders)]
 # Ranges are wider than anything sensible and narrow enough that no power, rate or time leaves
 # what float32 can hold.
 Whole = Annotated[int, BeforeValidator(_whole_to_int)]
@@ -74,6 +63,13 @@ Rate = Annotated[float, Field(gt=0, le=1e6)]
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
 Metres = Annotated[float, Field(ge=0.01, le=1e6)]
+Some = Annotated[list[T], Field(min_length=1)]
+Listed = Annotated[list[T], Field(min_length=1, max_length=32)]
+Width = Annotated[Whole, Field(ge=1, le=100_000)]
+
+
+_Faults = Iterator[tuple[str, object, str]]
+"""(field, value, what is allowed) where fields that are each allowed contradict one another."""
 
 
 class _Branch(BaseModel):
@@ -81,6 +77,13 @@ class _Branch(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, strict=True, allow_inf_nan=False
     )
+
+    def model_post_init(self, context: Any, /) -> None:
+        for field, value, allowed in self._faults():
+            raise not_allowed(field, value, allowed)
+
+    def _faults(self) -> _Faults:
+        yield from ()
 
 
 # --- the tree --------------------------------------------------------------------------------
@@ -99,36 +102,26 @@ class RadioConfig(_Branch):
     )
     subcarriers: Whole = _is(25, "frequencies a sub-band average is taken over", ge=1, le=1000)
     clusters: Whole = _is(
-        21,
-        "clusters of the fading (paper: n_c), counted as QuaDRiGa does: the direct path, absent "
-        "here, is one of them",
-        ge=2,
-        le=10_000,
+        21, "clusters of the fading (paper: n_c), the absent direct path included", ge=2, le=10_000
     )
     cluster_draw: Literal["quadriga", "tr38901"] = _is(
         "quadriga", "how clusters are drawn: as QuaDRiGa does, or clause 7.5 to the letter"
     )
-    speed_mps: float = _is(
-        18.12, "client speed; 18.12 m/s makes 0.423/f_D the paper's slot of 2 ms", ge=0, le=1e4
-    )
+    speed_mps: float = _is(18.12, "client speed; at 18.12, 0.423/f_D is 2 ms", ge=0, le=1e4)
     slot_s: float = _is(0.002, "length of a slot (paper: T_d)", ge=1e-9, le=1e3)
     slots: Whole = _is(250, "slots in a round (paper: T_s)", ge=1, le=100_000)
-    power_levels_dbm: list[float] = _is(
-        [23.0, 10.0, 5.0, SILENT_DBM],
-        "transmit power levels; -100 or less means silent",
-        min_length=1,
-        max_length=32,
+    power_levels_dbm: Listed[float] = _is(
+        [23.0, 10.0, 5.0, SILENT_DBM], "transmit power levels; -100 or less means silent"
     )
     noise_density_dbm_hz: float = _is(-174.0, "thermal noise density", ge=-200, le=0)
     noise_figure_db: Decibel = _is(5.0, "receiver noise figure")
     antenna_gain_dbi: Decibel = _is(8.0, "base-station antenna gain")
 
-    @model_validator(mode="after")
-    def _consistent(self) -> RadioConfig:
+    def _faults(self) -> _Faults:
         if self.source == "traces" and self.traces is None:
-            raise not_allowed("radio.traces", "null", "a path when radio.source is 'traces'")
+            yield "radio.traces", "null", "a path when radio.source is 'traces'"
         if self.source != "traces" and self.traces is not None:
-            raise not_allowed("radio.traces", self.traces, "null unless radio.source is 'traces'")
+            yield "radio.traces", self.traces, "null unless radio.source is 'traces'"
         levels = self.power_levels_dbm
         for wrong, allowed in (
             (max(levels) <= SILENT_DBM, "a list with at least one level above -100 dBm"),
@@ -136,11 +129,10 @@ class RadioConfig(_Branch):
             (min(levels) > SILENT_DBM, "a list with a silent level (-100 or less)"),
         ):
             if wrong:
-                raise not_allowed("radio.power_levels_dbm", levels, allowed)
+                yield "radio.power_levels_dbm", levels, allowed
         if self.bandwidth_hz * self.subbands >= self.carrier_hz:
             allowed = "so narrow that all sub-bands together stay below radio.carrier_hz"
-            raise not_allowed("radio.bandwidth_hz", self.bandwidth_hz, allowed)
-        return self
+            yield "radio.bandwidth_hz", self.bandwidth_hz, allowed
 
     @property
     def noise_dbm(self) -> float:
@@ -171,20 +163,13 @@ class CellConfig(_Branch):
     client_height_m: float = _is(1.5, "height of the clients", ge=1.5, le=22.5)
     round_s: Seconds = _is(1.0, "time between rounds, in which clients move")
     shadowing_db: Spread = _is(7.82, "standard deviation of shadowing")
-    shadowing_decorrelation_m: Metres = _is(
-        13.0, "distance over which shadowing falls to 1/e correlation"
-    )
-    ring_snr_db: Decibel = _is(20.0, "placement ring: mean SNR of every client at full power")
-    ring_spread_db: Spread = _is(
-        0.0, "placement ring: standard deviation of the gain, drawn anew every round"
-    )
+    shadowing_decorrelation_m: Metres = _is(13.0, "distance at which its correlation is 1/e")
+    ring_snr_db: Decibel = _is(20.0, "ring: mean SNR of every client at full power")
+    ring_spread_db: Spread = _is(0.0, "ring: standard deviation of gains, drawn anew every round")
 
-    @model_validator(mode="after")
-    def _consistent(self) -> CellConfig:
+    def _faults(self) -> _Faults:
         if self.min_distance_m >= self.side_m * 3**0.5 / 2:
-            allowed = "less than the hexagon's inner radius"
-            raise not_allowed("cell.min_distance_m", self.min_distance_m, allowed)
-        return self
+            yield "cell.min_distance_m", self.min_distance_m, "less than the hexagon's inner radius"
 
 
 class LearningConfig(_Branch):
@@ -193,9 +178,7 @@ class LearningConfig(_Branch):
     clients: Whole = _is(10, "clients (paper: N)", ge=1, le=1000)
     data: str = _is("cifar10", "digits, cifar10, or a path to .npz files with images and labels")
     data_dir: str | None = _is(None, "folder of the data sets; FEDFADE_DATA when null")
-    partition: Literal["dirichlet", "iid", "shards"] = _is(
-        "dirichlet", "how samples are dealt to clients"
-    )
+    partition: Literal["dirichlet", "iid", "shards"] = _is("dirichlet", "how samples are dealt")
     alpha: float = _is(
         0.5, "Dirichlet concentration: small means clients with few classes", ge=0.001, le=1e6
     )
@@ -226,12 +209,10 @@ class LearningConfig(_Branch):
         9_932_960, "bits a client must deliver (paper: S); auto: what the codec sends"
     )
 
-    @model_validator(mode="after")
-    def _consistent(self) -> LearningConfig:
+    def _faults(self) -> _Faults:
         if self.server == "momentum" and not self.server_momentum:
             allowed = "greater than 0 when learning.server is 'momentum'"
-            raise not_allowed("learning.server_momentum", self.server_momentum, allowed)
-        return self
+            yield "learning.server_momentum", self.server_momentum, allowed
 
 
 class RewardConfig(_Branch):
@@ -243,15 +224,14 @@ class RewardConfig(_Branch):
     )
     delivered: Weight = _is(0.1, "reward for a delivered client (lambda_1)")
     deviation: Weight = _is(
-        0.002,
-        "cost of the squared summed deviation (lambda_2), in units of the round's mean square",
+        0.002, "cost of the squared summed deviation (lambda_2), per round's mean square"
     )
 
 
 class AllocationConfig(_Branch):
     """Who sends where: the policies compared, what agents see, what they are paid for."""
 
-    policies: list[str] = _is(
+    policies: Some[str] = _is(
         [
             "random",
             "max-individual-rate",
@@ -261,72 +241,47 @@ class AllocationConfig(_Branch):
             "perfect",
         ],
         "policies `fedfade compare` runs; built-in names or module:factory",
-        min_length=1,
     )
-    checkpoint: str | list[str] | None = _is(
-        None,
-        "folder of fedfade train; its agents are compared as policy qmix, those of several by "
-        "folder: qmix-seed-0, ...",
+    checkpoint: Folders = _is(
+        None, "folder of fedfade train: its agents are policy qmix; of several: qmix-seed-0, ..."
     )
-    observe: list[PartName] = _is(
+    observe: Some[PartName] = _is(
         ["alphas", "fading", "remaining", "slots_left", "deviation", "round"],
         "parts of an agent's observation, in order",
-        min_length=1,
     )
-    csi_delay_slots: Whole = _is(
-        0, "age of what `others_fading` shows; 0 dB before that", ge=0, le=100_000
-    )
+    csi_delay_slots: Whole = _is(0, "age of `others_fading`; 0 dB before that", ge=0, le=100_000)
     hide: list[Literal["gradient", "fading"]] = _is(
         [], "ablation: these observations are set to 1 in training and test"
     )
     reward: RewardConfig = _is(RewardConfig(), "slot reward")
 
-    @field_validator("checkpoint", mode="before")
-    @classmethod
-    def _folders(cls, given: object) -> object:
-        listed = given if isinstance(given, list) and given else [given]
-        if given is not None and not all(isinstance(one, str) for one in listed):
-            raise not_allowed("allocation.checkpoint", given, "a folder or a list of folders")
-        return given
-
-    @model_validator(mode="after")
-    def _consistent(self) -> AllocationConfig:
+    def _faults(self) -> _Faults:
         for field in ("policies", "observe", "hide"):
             names = getattr(self, field)
             if len(set(names)) != len(names):
-                raise not_allowed(f"allocation.{field}", names, "a list without repetitions")
-        return self
+                yield f"allocation.{field}", names, "a list without repetitions"
 
 
 class QmixConfig(_Branch):
     """Training of the agents (paper: table II)."""
 
     mixer: Literal["qmix", "qplex", "vdn", "independent"] = _is(
-        "qmix",
-        "how agents' values combine: monotonic mixing, duplex dueling, a sum, or not",
+        "qmix", "how agents' values combine: monotonic mixing, duplex dueling, a sum, or not"
     )
     share_parameters: bool = _is(False, "one network for all agents, told apart by an agent id")
-    hidden: list[Annotated[Whole, Field(ge=1, le=100_000)]] = _is(
-        [250, 120, 120], "hidden layers of an agent network", min_length=1, max_length=32
-    )
+    hidden: Listed[Width] = _is([250, 120, 120], "hidden layers of an agent network")
     mixing_width: Whole = _is(32, "hidden units of the mixing network", ge=1, le=10_000)
     hypernet_width: Whole = _is(64, "hidden units of the hypernetworks", ge=1, le=10_000)
     agent_rate: Rate = _is(1e-5, "RMSProp rate of the agent networks")
     mixer_rate: Rate = _is(5e-4, "RMSProp rate of the mixer")
     gamma: Share = _is(0.95, "discount factor")
-    trust: Weight = _is(
-        0.0,
-        "agents leave their plan (observation `reservation`) only for this much more value",
-    )
+    trust: Weight = _is(0.0, "value by which an agent's choice must beat its plan (`reservation`)")
     advance: Weight = _is(
         0.0,
         "potential-based reward while training: paid for the share of a payload sent, taken back "
         "when a client finishes or the round ends",
     )
-    dueling: bool = _is(
-        False,
-        "an agent has an output for a slot's value, others for what actions add; all start at 0",
-    )
+    dueling: bool = _is(False, "outputs for a slot's value and what actions add; all start at 0")
     n_step: Whole = _is(1, "slots of reward summed before bootstrapping", ge=1, le=100_000)
     replay_size: Count = _is(10_000, "transitions kept")
     batch_size: Count = _is(512, "transitions in an update")
@@ -336,10 +291,7 @@ class QmixConfig(_Branch):
         "slots stored between target copies (paper: 210, read as updates; read as slots, values "
         "diverge where clients walk)",
     )
-    gradients: str = _is(
-        "learning",
-        "gradients in training: learning (real federated rounds), synthetic, or a recording (.npz)",
-    )
+    gradients: str = _is("learning", "learning (federated rounds), synthetic, or a recording: .npz")
     evaluate_every: Count = _is(20, "federated rounds between test accuracies while training")
     episodes: Whole = _is(30_000, "training episodes", ge=1, le=10**12)
     parallel_episodes: Whole = _is(20, "episodes played side by side", ge=1, le=1_000_000)
@@ -353,23 +305,19 @@ class QmixConfig(_Branch):
         gt=0,
         le=1,
     )
-    payload_episodes: Whole = _is(
-        10_000, "episodes in which that share rises to 1", ge=1, le=10**12
-    )
+    payload_episodes: Whole = _is(10_000, "episodes until that share is 1", ge=1, le=10**12)
 
-    @model_validator(mode="after")
-    def _consistent(self) -> QmixConfig:
+    def _faults(self) -> _Faults:
         size = f"qmix.replay_size = {self.replay_size}"
         if self.batch_size > self.replay_size:
-            raise not_allowed("qmix.batch_size", self.batch_size, f"at most {size}")
+            yield "qmix.batch_size", self.batch_size, f"at most {size}"
         rows = -(-self.replay_size // self.parallel_episodes)  # slots of all episodes
         if self.n_step > rows:
             allowed = (
                 f"at most {rows}, the slots in {size} transitions of qmix.parallel_episodes = "
                 f"{self.parallel_episodes}"
             )
-            raise not_allowed("qmix.n_step", self.n_step, allowed)
-        return self
+            yield "qmix.n_step", self.n_step, allowed
 
 
 class RunConfig(_Branch):
@@ -400,13 +348,10 @@ class Config(_Branch):
     qmix: QmixConfig = _is(QmixConfig(), "training of agents")
     run: RunConfig = _is(RunConfig(), "length, seeds, device")
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Config:
+    def _faults(self) -> _Faults:
         if self.qmix.trust and "reservation" not in self.allocation.observe:
-            allowed = "0 unless allocation.observe has 'reservation'"
-            raise not_allowed("qmix.trust", self.qmix.trust, allowed)
+            yield "qmix.trust", self.qmix.trust, "0 unless allocation.observe has 'reservation'"
         walk_m = self.radio.speed_mps * self.cell.round_s * self.run.rounds
         if self.cell.placement == "waypoint" and walk_m > 1e5 * self.cell.side_m:
             allowed = "so short that clients walk at most 100,000 times cell.side_m in run.rounds"
-            raise not_allowed("cell.round_s", self.cell.round_s, allowed)
-        return self
+            yield "cell.round_s", self.cell.round_s, allowed

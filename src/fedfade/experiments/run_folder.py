@@ -26,20 +26,12 @@ from torch import Tensor
 
 from fedfade import __version__, storage
 from fedfade.agents import has_checkpoint, load_checkpoint, trained_agents
-from fedfade.config import Config, differences, load_config, render_config
+from fedfade.config import BEFORE, Config, differences, load_config, render_config
 from fedfade.errors import UserError
 from fedfade.seams import source_file
 
 # Where a run happens does not change what it computes.
 FREE_FIELDS = ("run.device", "run.checkpoint_s", "learning.data_dir")
-
-# Values of later fields that compute what was computed before there were any: folders that are
-# named by a digest of the configuration keep their names.
-_LATER_FIELDS = {
-    "learning.codec": "none",
-    "learning.server": "mean",
-    "learning.previous_update": "last",
-}
 
 
 def provenance(config: Config, device: torch.device) -> dict[str, Any]:
@@ -121,11 +113,15 @@ def check_inputs(
 
 
 def decisive(config: Config) -> dict[str, Any]:
-    """All fields of a configuration but those of where it is run."""
+    """All fields of a configuration but those of where it is run.
+
+    A later field with the value of before is left out too, so that folders named by a digest of
+    these keep their names.
+    """
     tree = config.model_dump()
-    for field in (*FREE_FIELDS, *_LATER_FIELDS):
+    for field in (*FREE_FIELDS, *BEFORE):
         part, name = field.split(".")
-        if field in FREE_FIELDS or tree[part][name] == _LATER_FIELDS[field]:
+        if field in FREE_FIELDS or tree[part][name] == BEFORE[field]:
             del tree[part][name]
     return tree
 

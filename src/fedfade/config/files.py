@@ -1,33 +1,35 @@
-"""From YAML and `--set` to a checked tree; every fault becomes one sentence."""
+"""Configurations as YAML: presets and `--set` to a checked tree, and a tree to a commented file."""
 
+import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from importlib import resources
 from operator import getitem
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from fedfade.config.tree import Config
 from fedfade.errors import UserError, not_allowed, unknown
+from fedfade.seams import Seam
 from fedfade.storage import read_bytes
 
 _MAX_PRESET_BYTES = 100_000
 _PRESETS = resources.files("fedfade") / "presets"
 
-_BEFORE = {"learning.previous_update": "last"}
-"""What runs did before a field existed, where that is not its default. The configuration a run
-leaves behind names every field its version knew, so one it lacks is one of these."""
+BEFORE = {"learning.codec": "none", "learning.server": "mean", "learning.previous_update": "last"}
+"""What runs did before a field existed. The configuration a run leaves behind names every field its
+version knew, so one it lacks is one of these."""
 
 
 def preset_names() -> list[str]:
     """Names of the presets shipped with the package."""
-    files = [file.name for file in _PRESETS.iterdir()]
-    return sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml"))
+    names = [file.name for file in _PRESETS.iterdir()]
+    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
 
 def preset_summary(name: str) -> str:
@@ -49,8 +51,7 @@ def load_config(
         tree = parse_yaml(_preset_text(str(preset)))
     except ValueError as error:
         raise UserError(f"{str(preset)!r} is not valid YAML ({error}).") from None
-    if tree is None:
-        tree = {}
+    tree = {} if tree is None else tree
     if not isinstance(tree, dict):
         raise not_allowed(f"preset {str(preset)!r}", tree, "a mapping of sections to fields")
     for override in overrides:
@@ -63,11 +64,11 @@ def config_from_tree(tree: object, stored: bool = False) -> Config:
     if not isinstance(tree, dict):
         raise not_allowed("config", tree, "a mapping of sections to fields")
     if stored:
-        for path, value in _BEFORE.items():
+        for path, value in BEFORE.items():
             section, name = path.split(".")
             fields = tree.get(section, {})
-            if isinstance(fields, dict) and name not in fields:
-                tree = tree | {section: fields | {name: value}}
+            if isinstance(fields, dict):
+                tree = tree | {section: {name: value} | fields}
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
@@ -107,13 +108,11 @@ class _PlainLoader(yaml.SafeLoader):
     that holds itself. A key given twice is refused, for one of its values would be lost."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Refuse a reference to an anchor."""
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("aliases, *name, are not read")
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Refuse a second value for a key."""
         seen = set()
         for key, _ in node.value:
             name = (key.tag, str(key.value))
@@ -178,22 +177,21 @@ def _first_fault(error: ValidationError) -> UserError:
     first = faults[0]
     place = _place(first)
     if first["type"] == "extra_forbidden":
-        parents = place[:-1]
-        model: Any = Config
-        for parent in parents:
-            model = model.model_fields[parent].annotation
-        where = ".".join(parents) or "the top level"
-        return unknown(".".join(place), "field", where, model.model_fields, quote="'")
+        fields: Any = Config.model_fields
+        for parent in place[:-1]:
+            fields = fields[parent].annotation.model_fields
+        where = ".".join(place[:-1]) or "the top level"
+        return unknown(".".join(place), "field", where, fields, quote="'")
     allowed = dict.fromkeys(_allowed(fault) for fault in faults if _place(fault) == place)
     return not_allowed(".".join(place), first.get("input"), " or ".join(allowed))
 
 
 def _place(fault: ErrorDetails) -> list[str]:
     """Where it is, without the types of a union's members, which pydantic names too."""
-    if fault["type"] == "extra_forbidden":  # ends in a key of the user's
-        return [str(part) for part in fault["loc"]]
-    tags = ("constrained-float", "float", "int")
     parts = [str(part) for part in fault["loc"]]
+    if fault["type"] == "extra_forbidden":  # ends in a key of the user's
+        return parts
+    tags = ("constrained-float", "float", "int")
     return [part for part in parts if "[" not in part and part not in tags]
 
 
@@ -221,3 +219,56 @@ def _allowed(fault: ErrorDetails) -> str:
         return f"one of {choices}" if " or " in choices else choices
     words = _ALLOWED.get(fault["type"])
     return words.format(**context) if words else fault["msg"].lower()
+
+
+# --- the file a run leaves -------------------------------------------------------------------
+
+
+def render_config(config: Config) -> str:
+    """The full tree as YAML with each field's description as a comment."""
+    return "\n".join(_lines(config, "")) + "\n"
+
+
+def _lines(branch: BaseModel, pad: str) -> Iterator[str]:
+    for name, field in type(branch).model_fields.items():
+        value = getattr(branch, name)
+        if isinstance(value, BaseModel):
+            yield f"{pad}{name}:  # {field.description}"
+            yield from _lines(value, pad + "  ")
+        else:
+            choices = " | ".join(_choices(field.annotation, field.metadata))
+            note = f"{field.description}{choices and f' ({choices})'}"
+            yield f"{pad}{name}: {_quoted(value)}  # {note}"
+
+
+def _quoted(value: object) -> str:
+    """As YAML reads it: JSON, but YAML takes an escaped pair of surrogates for two characters."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isprintable() else json.dumps(value)
+
+
+def _choices(kind: Any, marks: Iterable[object] = ()) -> list[str]:
+    """The alternatives of a field or of a list's entries, for its comment."""
+    for mark in marks:
+        if isinstance(mark, Seam):
+            return [*mark.names(), "module:factory"]
+    if hasattr(kind, "__metadata__"):
+        return _choices(kind.__origin__, kind.__metadata__)
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
+    return _choices(get_args(kind)[0]) if get_origin(kind) is list else []
+
+
+def differences(one: Config, other: Config, ignore: Sequence[str] = ()) -> list[str]:
+    """Dotted names of the fields in which two configs differ."""
+    theirs = dict(_leaves(other.model_dump()))
+    ours = _leaves(one.model_dump())
+    return [path for path, value in ours if value != theirs[path] and path not in ignore]
+
+
+def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
