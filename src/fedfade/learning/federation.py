@@ -18,7 +18,7 @@ from fedfade.learning.averaging import ServerState, Updates, is_finite, mean_of_
 from fedfade.learning.codecs import Codec
 from fedfade.learning.data import Dataset
 from fedfade.learning.local import LocalWork, Trained, make_engine
-from fedfade.learning.model import Layout, buffer_layout, build_model, parameter_layout
+from fedfade.learning.model import buffer_layout, build_model, parameter_layout
 from fedfade.learning.partition import Indices, deal
 from fedfade.learning.server_rules import ServerRule
 from fedfade.randomness import numpy_generator
@@ -51,8 +51,7 @@ class Federation:
         engine: Literal["auto", "loop", "vmap"] = "auto",
     ) -> None:
         """`partition`: one for all seeds, one by seed, or (None) what the config says."""
-        self.config = config
-        self.precision = precision
+        self.config, self.precision = config, precision
         self.device = torch.device(device)
         self.dataset = dataset.to(self.device)
         self._given = partition
@@ -61,8 +60,8 @@ class Federation:
         self._drawn: dict[tuple[int, int, int], dict[int, Indices]] = {}
         self._labels = dataset.train_labels.numpy(force=True)
         model = build_model(config.model, dataset.shape, len(dataset.classes), seed=0)
-        self.parameter_layout: Layout = parameter_layout(model)
-        self.buffer_layout: Layout = buffer_layout(model)
+        self.parameter_layout = parameter_layout(model)
+        self.buffer_layout = buffer_layout(model)
         self.engine = make_engine(engine, model, self.dataset, precision, threads)
         self.codec: Codec = CODECS.make(config.codec, config)
         with_momentum = config.server == "mean" and config.server_momentum > 0
@@ -76,8 +75,7 @@ class Federation:
 
     @property
     def payload_bits(self) -> float:
-        """Bits a client must deliver (paper: S): what the codec sends, or (a number given) what
-        it leaves of that."""
+        """Bits a client must deliver (paper: S); of a number given, the share the codec leaves."""
         sent = float(self.codec.bits(self.values_sent))
         if not 0 < sent < float("inf"):
             raise not_allowed(f"bits of codec {self.config.codec!r}", sent, "above 0 and finite")
@@ -90,28 +88,24 @@ class Federation:
         if seed not in self._parts:
             given = self._given
             if given is None:
-                parts = deal(self.config, self._labels, seed)
-            else:
-                parts = list(given[seed] if isinstance(given, Mapping) else given)
+                given = deal(self.config, self._labels, seed)
+            parts = list(given[seed] if isinstance(given, Mapping) else given)
             _check_partition(parts, self.config.clients, len(self._labels))
             self._parts[seed] = parts
         return self._parts[seed]
 
     def start(self, seeds: Sequence[int]) -> ServerState:
         """Initial weights, a function of each run's seed alone."""
-        rows = {seed: self._initial(seed) for seed in set(seeds)}
-        parameters = torch.stack([rows[seed][0] for seed in seeds]).to(self.device)
-        buffers = torch.stack([rows[seed][1] for seed in seeds]).to(self.device)
+        shape, classes = self.dataset.shape, len(self.dataset.classes)
+        rows = {}
+        for seed in set(seeds):
+            model = build_model(self.config.model, shape, classes, seed)
+            tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+            rows[seed] = self.parameter_layout.flatten(tensors), self.buffer_layout.flatten(tensors)
+        both = zip(*(rows[seed] for seed in seeds), strict=True)
+        parameters, buffers = (torch.stack(part).to(self.device) for part in both)
         nothing = torch.zeros_like(parameters)
         return ServerState(parameters, buffers, nothing, self.rule.init(parameters))
-
-    def _initial(self, seed: int) -> tuple[Tensor, Tensor]:
-        dataset = self.dataset
-        model = build_model(self.config.model, dataset.shape, len(dataset.classes), seed)
-        return (
-            self.parameter_layout.flatten(dict(model.named_parameters())),
-            self.buffer_layout.flatten(dict(model.named_buffers())),
-        )
 
     def mini_batches(self, seeds: Sequence[int], round: int) -> Tensor:
         """Training samples of every local step: [run, client, step, sample].
@@ -120,16 +114,11 @@ class Federation:
         mode the shuffled data are cut into whole batches and the rest waits for the next pass. A
         client with fewer samples than a batch sets the batch size of all, so that they stack.
         """
-        drawn = self._draw(seeds, round)
+        drawn = self.draw(seeds, round)
         stacked = torch.from_numpy(np.stack([drawn[seed] for seed in seeds]))
         return stacked.to(self.device, non_blocking=True)
 
-    def draw_ahead(self, seeds: Sequence[int], round: int) -> None:
-        """Draw a round's mini-batches while a GPU trains the one before: half its wait."""
-        if self.device.type == "cuda":
-            self._draw(seeds, round)
-
-    def _draw(self, seeds: Sequence[int], round: int) -> dict[int, Indices]:
+    def draw(self, seeds: Sequence[int], round: int) -> dict[int, Indices]:
         """Mini-batches by seed, each drawn once: [client, step, sample]."""
         counts = [len(part) for seed in set(seeds) for part in self.partition(seed)]
         size = min([self.config.batch_size, *counts])
@@ -137,25 +126,18 @@ class Federation:
         drawn = self._drawn.setdefault((round, size, epoch), {})
         while len(self._drawn) > 2:
             del self._drawn[next(iter(self._drawn))]
+        in_epochs, work = self.config.local_unit == "epoch", range(self.config.local_work)
         for seed in set(seeds) - drawn.keys():
-            drawn[seed] = np.stack(
-                [
-                    self._client_batches(seed, round, client, part, size, epoch)
-                    for client, part in enumerate(self.partition(seed))
-                ]
-            )
+            clients = []
+            for number, part in enumerate(self.partition(seed)):
+                generator = numpy_generator(seed, "mini-batch", round, number)
+                if in_epochs:
+                    draws = [generator.permutation(part)[: epoch * size] for _ in work]
+                else:
+                    draws = [part[generator.choice(len(part), size, replace=False)] for _ in work]
+                clients.append(np.concatenate(draws).reshape(-1, size))
+            drawn[seed] = np.stack(clients)
         return drawn
-
-    def _client_batches(
-        self, seed: int, round: int, client: int, part: Indices, size: int, epoch: int
-    ) -> Indices:
-        generator = numpy_generator(seed, "mini-batch", round, client)
-        work = self.config.local_work
-        if self.config.local_unit == "epoch":
-            passes = [generator.permutation(part)[: epoch * size] for _ in range(work)]
-            return np.concatenate(passes).reshape(-1, size)
-        draws = [generator.choice(len(part), size, replace=False) for _ in range(work)]
-        return part[np.stack(draws)]
 
     def train(
         self,
@@ -168,51 +150,13 @@ class Federation:
 
         A client's update does not depend on which others are trained beside it.
         """
-        work = self.local_work(seeds, round, clients)
-        trained = self.engine.train(state, work)
-        self.draw_ahead(seeds, round + 1)
-        return self.updates(trained, self.sample_counts(seeds, work.clients))
-
-    def local_work(
-        self, seeds: Sequence[int], round: int, clients: Sequence[int] | None = None
-    ) -> LocalWork:
-        """What the engine has to do in a round."""
-        samples = self.mini_batches(seeds, round)
-        return LocalWork(
-            samples=samples if clients is None else samples[:, list(clients)],
-            rate=self.config.local_rate,
-            proximal=self.config.proximal,
-            seeds=tuple(seeds),
-            round=round,
-            clients=tuple(range(self.config.clients) if clients is None else clients),
-        )
-
-    def sample_counts(self, seeds: Sequence[int], clients: Sequence[int] | None = None) -> Tensor:
-        """Training samples of every client, or some: [run, client]."""
-        numbers = range(self.config.clients) if clients is None else clients
-        by_seed = {s: [float(len(self.partition(s)[n])) for n in numbers] for s in set(seeds)}
-        counts = torch.tensor([by_seed[seed] for seed in seeds])
-        return counts.to(self.device, non_blocking=True)
-
-    def updates(self, trained: Trained, samples: Tensor) -> Updates:
-        """What the clients would send; `samples` [run, client] is how many each has."""
-        return Updates(
-            parameters=trained.parameters,
-            buffers=trained.buffers,
-            finite=is_finite(trained.parameters, trained.buffers),
-            loss=trained.loss,
-            samples=samples,
-        )
+        return Models([(self, seeds)]).train(state, round, clients)
 
     def gradients(self, state: ServerState, samples: Tensor) -> Trained:
-        """Stochastic gradients at the broadcast model, one for each row of samples.
-
-        samples [run, draw, sample]; `parameters` of the result is [run, draw, D], `loss` the
-        mini-batch losses. One step at rate 1 is the gradient.
-        """
-        work = LocalWork(
-            samples[:, :, None], rate=1.0, proximal=0.0, seeds=[0] * len(samples), round=0
-        )
+        """Stochastic gradients [run, draw, D] and losses at samples [run, draw, sample]."""
+        seeds = [0] * len(samples)
+        # One step at rate 1 is the gradient.
+        work = LocalWork(samples[:, :, None], rate=1.0, proximal=0.0, seeds=seeds, round=0)
         return self.engine.train(state, work)
 
     def average(self, state: ServerState, updates: Updates, delivered: Tensor) -> ServerState:
@@ -237,8 +181,8 @@ class Federation:
 
     def evaluate(self, state: ServerState) -> tuple[Tensor, Tensor]:
         """Accuracy and mean loss of every run on the test set: [run], [run]."""
-        images, labels = self.dataset.test_images, self.dataset.test_labels
-        correct, loss = self.engine.evaluate(state, images, labels)
+        labels = self.dataset.test_labels
+        correct, loss = self.engine.evaluate(state, self.dataset.test_images, labels)
         return correct / len(labels), loss / len(labels)
 
 
@@ -250,3 +194,55 @@ def _check_partition(parts: Sequence[Indices], clients: int, samples: int) -> No
             raise UserError(f"client {client} of the partition has no samples.")
         if part.min() < 0 or part.max() >= samples:
             raise UserError(f"client {client} of the partition has samples beyond the data set.")
+
+
+class Models:
+    """Global models trained in one batch, one a run: each a federation's, with a seed.
+
+    Federations of one batch differ at most in how they deal their data (`batch_key`), for a step
+    of local training does not care whose run a client belongs to. The first does the work.
+    """
+
+    def __init__(self, tasks: Sequence[tuple[Federation, Sequence[int]]]) -> None:
+        self.tasks = tasks
+        self.lead = tasks[0][0]
+
+    def start(self) -> ServerState:
+        """Before the first round: [run, ...]."""
+        states = [federation.start(seeds).tensors() for federation, seeds in self.tasks]
+        return ServerState.of({n: torch.cat([s[n] for s in states]) for n in states[0]})
+
+    def train(
+        self, state: ServerState, number: int, clients: Sequence[int] | None = None
+    ) -> Updates:
+        """Every client's update in every run, or only some clients'."""
+        config = self.lead.config
+        drawn = torch.cat([one.mini_batches(seeds, number) for one, seeds in self.tasks])
+        work = LocalWork(
+            samples=drawn if clients is None else drawn[:, list(clients)],
+            rate=config.local_rate,
+            proximal=config.proximal,
+            seeds=[seed for _, seeds in self.tasks for seed in seeds],
+            round=number,
+            clients=range(config.clients) if clients is None else clients,
+        )
+        trained = self.lead.engine.train(state, work)
+        if self.lead.device.type == "cuda":  # drawn while the GPU trains: half its wait
+            for federation, seeds in self.tasks:
+                federation.draw(seeds, number + 1)
+        parts = [one.partition(seed) for one, seeds in self.tasks for seed in seeds]
+        counts = torch.tensor([[float(len(part[n])) for n in work.clients] for part in parts])
+        samples = counts.to(self.lead.device, non_blocking=True)
+        finite = is_finite(trained.parameters, trained.buffers)
+        return Updates(trained.parameters, trained.buffers, finite, trained.loss, samples)
+
+
+def batch_key(federation: Federation, seeds: Sequence[int]) -> tuple[object, ...]:
+    """Equal for federations that can be trained in one batch.
+
+    They agree in all but how data are dealt, and their mini-batches have one shape.
+    """
+    free = {"partition", "alpha", "shards_per_client", "payload_bits"}
+    same = federation.config.model_dump(exclude=free)
+    steps = federation.mini_batches(seeds, 0).shape[1:]
+    return (*same.items(), federation.precision, steps)

@@ -116,7 +116,7 @@ class ModelReplica:
         self.parameter_layout = parameter_layout(model)
         self.buffer_layout = buffer_layout(model)
         parameters = dict(self.model.named_parameters())
-        self.parameters: list[Tensor] = [parameters[name] for name in self.parameter_layout.names]
+        self.parameters: list[Tensor] = [parameters[name] for name in self.parameter_layout.shapes]
         self._initial_buffers = InitialBuffers(self.model)
 
     def load(self, parameters: Tensor, buffers: Tensor) -> None:
@@ -137,7 +137,7 @@ class ModelReplica:
 
     def _averaged_buffers(self) -> list[Tensor]:
         buffers = dict(self.model.named_buffers())  # a forward pass may have replaced some
-        return [buffers[name] for name in self.buffer_layout.names]
+        return [buffers[name] for name in self.buffer_layout.shapes]
 
     def train(self, samples: Tensor, rate: float, proximal: float, start: list[Tensor]) -> Tensor:
         """SGD over samples [step, sample] (paper: eq. 4, eq. 5); returns the mean loss."""

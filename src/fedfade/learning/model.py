@@ -1,7 +1,7 @@
 """The model: the paper's CNN or a user's own, and its tensors as flat vectors."""
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -133,34 +133,30 @@ class InitialBuffers:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each named tensor lies in a flat vector."""
+    """Where each named tensor lies in a flat vector: one after the other."""
 
-    names: tuple[str, ...]
-    shapes: tuple[torch.Size, ...]
+    shapes: dict[str, torch.Size]
 
     @property
     def total(self) -> int:
         """Length of the flat vector."""
-        return sum(shape.numel() for shape in self.shapes)
+        return sum(shape.numel() for shape in self.shapes.values())
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Named views into flat[..., D], each [..., *shape]; writing to them writes to `flat`."""
-        pieces = torch.split(flat, [shape.numel() for shape in self.shapes], dim=-1)
-        return {
-            name: piece.view(flat.shape[:-1] + shape)
-            for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)
-        }
+        pieces = torch.split(flat, [shape.numel() for shape in self.shapes.values()], dim=-1)
+        named = zip(self.shapes.items(), pieces, strict=True)
+        return {name: piece.view(flat.shape[:-1] + shape) for (name, shape), piece in named}
 
-    def flatten(self, tensors: dict[str, Tensor]) -> Tensor:
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The flat vector of named tensors: [D]."""
-        if not self.names:
-            return torch.zeros(0)
-        return torch.cat([tensors[name].detach().reshape(-1).float() for name in self.names])
+        pieces = [tensors[name].detach().reshape(-1).float() for name in self.shapes]
+        return torch.cat(pieces) if pieces else torch.zeros(0)
 
 
 def parameter_layout(model: nn.Module) -> Layout:
     """Layout of what is trained."""
-    return _layout((n, p) for n, p in model.named_parameters() if p.requires_grad)
+    return Layout({n: p.shape for n, p in model.named_parameters() if p.requires_grad})
 
 
 def buffer_layout(model: nn.Module) -> Layout:
@@ -170,12 +166,8 @@ def buffer_layout(model: nn.Module) -> Layout:
     not part of the model's `state_dict`; every client starts from their initial values.
     """
     kept = model.state_dict()
-    return _layout((n, b) for n, b in model.named_buffers() if b.is_floating_point() and n in kept)
-
-
-def _layout(tensors: Iterable[tuple[str, Tensor]]) -> Layout:
-    shapes = {name: tensor.shape for name, tensor in tensors}
-    return Layout(tuple(shapes), tuple(shapes.values()))
+    floats = ((n, b) for n, b in model.named_buffers() if b.is_floating_point())
+    return Layout({name: buffer.shape for name, buffer in floats if name in kept})
 
 
 def has_dropout(model: nn.Module, shape: ImageShape) -> bool:
