@@ -19,14 +19,7 @@ from fedfade.device import spare_bytes
 from fedfade.graphs import Work, fuse, record
 from fedfade.learning.averaging import ServerState
 from fedfade.learning.data import Dataset
-from fedfade.learning.local import (
-    ClientLoop,
-    LocalWork,
-    Trained,
-    arithmetic,
-    copy_all,
-    dropout_of,
-)
+from fedfade.learning.local import ClientLoop, LocalWork, Trained, arithmetic, copy_all, dropout_of
 from fedfade.learning.model import InitialBuffers, buffer_layout, parameter_layout
 
 _MEMORY_SHARE = 0.4  # of the device's free memory that a step of local training may take
@@ -73,12 +66,6 @@ class MatmulConv2d(nn.Conv2d):
         if self.bias is not None:
             out = out + self.bias
         return out.view(len(input), rows, columns, -1).permute(0, 3, 1, 2)
-
-    @staticmethod
-    def can_replace(layer: nn.Module) -> bool:
-        """Whether a layer is a convolution of one group between zeros."""
-        plain = type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros"
-        return plain and not isinstance(layer.padding, str)
 
 
 def groups_of_samples(samples: int, pixels: int, kernel: Sequence[int], dtype: torch.dtype) -> int:
@@ -134,12 +121,6 @@ class PlainBatchNorm(nn.BatchNorm2d):
         for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
             running.add_((new - running) * momentum)  # vmap has no rule for lerp_
 
-    @staticmethod
-    def can_replace(layer: nn.Module) -> bool:
-        """Any batch norm of images, and what else PyTorch's own kernels cannot do mapped."""
-        others = type(layer) in (nn.BatchNorm1d, nn.BatchNorm3d) and layer.momentum is None
-        return type(layer) is nn.BatchNorm2d or others
-
 
 class PooledBatchNorm(PlainBatchNorm):
     """Batch norm and the max pooling behind it.
@@ -154,31 +135,26 @@ class PooledBatchNorm(PlainBatchNorm):
         rising = torch.where(scale < 0, -1.0, 1.0)
         return super()._line(self.pool(x * rising), scale * rising, shift)
 
-    @staticmethod
-    def can_replace(norm: nn.Module, pool: nn.Module | None = None) -> bool:
-        """Whether these are a batch norm of images and the pooling behind it."""
-        norm_of_images = type(norm) is nn.BatchNorm2d
-        return norm_of_images and type(pool) is nn.MaxPool2d and not pool.return_indices
-
 
 def batchable(model: nn.Module) -> nn.Module:
     """A copy whose layers are fast with other weights for every client.
 
     Only classes of layers change, so parameters and buffers keep their names.
-
-    >>> [type(m).__name__ for m in batchable(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()))]
-    ['MatmulConv2d', 'ReLU']
     """
     model = copy.deepcopy(model)
     for layers in (part for part in model.modules() if type(part) is nn.Sequential):
         for place, (norm, pool) in enumerate(itertools.pairwise(layers)):
-            if PooledBatchNorm.can_replace(norm, pool):
+            pooled = type(norm) is nn.BatchNorm2d and type(pool) is nn.MaxPool2d
+            if pooled and not pool.return_indices:
                 norm.__class__, norm.pool = PooledBatchNorm, pool
                 layers[place + 1] = nn.Identity()
     for layer in model.modules():
-        if MatmulConv2d.can_replace(layer):
+        kind = type(layer)
+        plain = kind is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros"
+        mean_of_steps = kind in (nn.BatchNorm1d, nn.BatchNorm3d) and layer.momentum is None
+        if plain and not isinstance(layer.padding, str):
             layer.__class__ = MatmulConv2d
-        elif PlainBatchNorm.can_replace(layer):
+        elif kind is nn.BatchNorm2d or mean_of_steps:  # PyTorch's kernels cannot do these mapped
             layer.__class__ = PlainBatchNorm
         if isinstance(layer, PlainBatchNorm) and layer.momentum is not None:
             layer.num_batches_tracked = None  # nobody reads it
@@ -240,10 +216,9 @@ class ClientBatch:
         return own | self.buffer_layout.views(averaged)
 
     def train(self, state: ServerState, work: LocalWork) -> Trained:
-        """Every client's update."""
         runs, clients = work.samples.shape[:2]
-        start = _for_all(state.parameters, clients)  # [run x client, D]
-        averaged = _for_all(state.buffers, clients)
+        both = state.parameters, state.buffers  # of a single run views will do
+        start, averaged = (rows[:, None].expand(-1, clients, -1).flatten(0, 1) for rows in both)
         samples = work.samples.flatten(0, 1)  # [run x client, step, sample]
         update, after = start.new_empty(start.shape), averaged.new_empty(averaged.shape)
         loss = start.new_empty(len(start))
@@ -259,11 +234,8 @@ class ClientBatch:
                 update[part], buffers, loss[part] = self._recorded[key].train(*block)
             for name, view in self.buffer_layout.views(after[part]).items():
                 view.copy_(buffers[name])
-        return Trained(
-            parameters=update.view(runs, clients, -1),
-            buffers=after.view(runs, clients, state.buffers.shape[1]),
-            loss=loss.view(runs, clients),
-        )
+        update, after = (found.view(runs, clients, found.shape[1]) for found in (update, after))
+        return Trained(update, after, loss.view(runs, clients))
 
     def _clients_at_once(self, flat: Tensor, averaged: Tensor, batch: Tensor, wanted: int) -> int:
         """As many clients as are worth it and fit the memory set aside, by what one takes.
@@ -285,10 +257,7 @@ class ClientBatch:
         return self._at_once
 
     def evaluate(self, state: ServerState, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Number of correct images and summed loss of each run.
-
-        One after the other: a test set keeps a GPU busy, and for one model convolutions are fast.
-        """
+        # One run after the other: a test set keeps a GPU busy, and one model convolves fast.
         return self._loop.evaluate(state, images, labels, _EVALUATION_IMAGES)
 
 
@@ -304,11 +273,6 @@ def equal_blocks(count: int, at_once: int) -> list[slice]:
     size = -(-count // blocks)
     firsts = [min(place * size, count - size) for place in range(blocks)]
     return [slice(first, first + size) for first in firsts]
-
-
-def _for_all(rows: Tensor, clients: int) -> Tensor:
-    """Every run's row once for each of its clients; for a single run a view."""
-    return rows[:, None].expand(-1, clients, -1).flatten(0, 1)
 
 
 class _RecordedSteps:

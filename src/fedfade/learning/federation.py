@@ -17,7 +17,7 @@ from fedfade.errors import UserError, not_allowed
 from fedfade.learning.averaging import ServerState, Updates, is_finite, mean_of_arrived
 from fedfade.learning.codecs import Codec
 from fedfade.learning.data import Dataset
-from fedfade.learning.local import LocalWork, Trained, make_engine
+from fedfade.learning.local import ClientLoop, LocalEngine, LocalWork, Trained
 from fedfade.learning.model import buffer_layout, build_model, parameter_layout
 from fedfade.learning.partition import Indices, deal
 from fedfade.learning.server_rules import ServerRule
@@ -50,7 +50,8 @@ class Federation:
         threads: int | None = None,
         engine: Literal["auto", "loop", "vmap"] = "auto",
     ) -> None:
-        """`partition`: one for all seeds, one by seed, or (None) what the config says."""
+        """`partition`: one for all seeds, one by seed, or (None) what the config says; `engine`:
+        auto is the fastest on the device."""
         self.config, self.precision = config, precision
         self.device = torch.device(device)
         self.dataset = dataset.to(self.device)
@@ -62,7 +63,13 @@ class Federation:
         model = build_model(config.model, dataset.shape, len(dataset.classes), seed=0)
         self.parameter_layout = parameter_layout(model)
         self.buffer_layout = buffer_layout(model)
-        self.engine = make_engine(engine, model, self.dataset, precision, threads)
+        self.engine: LocalEngine
+        if engine == "loop" or (engine == "auto" and self.device.type == "cpu"):
+            self.engine = ClientLoop(model, self.dataset, precision, threads)
+        else:
+            from fedfade.learning.batched import ClientBatch
+
+            self.engine = ClientBatch(model, self.dataset, precision)
         self.codec: Codec = CODECS.make(config.codec, config)
         with_momentum = config.server == "mean" and config.server_momentum > 0
         rule = "momentum" if with_momentum else config.server
