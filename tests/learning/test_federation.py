@@ -225,6 +225,7 @@ def test_looking_for_dropout_leaves_the_model_alone() -> None:
     model = build_model("cnn", (1, 8, 8), 10, seed=0)
     before = copy.deepcopy(model.state_dict())
     assert not has_dropout(model, (1, 8, 8))
+    assert has_dropout(nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.RReLU()), (1, 8, 8))
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 

@@ -55,8 +55,7 @@ def fetch_cifar10(
     What is found must agree with a SHA256SUMS beside it. The six files are written only after the
     whole archive has passed its checksum.
     """
-    found = find_cifar10(folder)
-    if found is not None:
+    if found := find_cifar10(folder):
         _check_sums(found)
         return found
     target = folder / "cifar10"
@@ -85,12 +84,9 @@ def _check_sums(folder: Path) -> None:
     for name in (f"{file}.npz" for file in CIFAR10_FILES):
         if name not in wanted:
             raise UserError(f"{str(sums)!r} has no sum of {name!r}: it must have all six files'.")
-        digest = sha256_of(folder / name)
-        if digest != wanted[name]:
-            raise UserError(
-                f"{str(folder / name)!r} has SHA-256 {digest}: it must be {wanted[name]}, as "
-                f"{_SUMS} beside it says."
-            )
+        file, needed = folder / name, f"{wanted[name]}, as {_SUMS} beside it says"
+        if (digest := sha256_of(file)) != wanted[name]:
+            raise UserError(f"{str(file)!r} has SHA-256 {digest}: it must be {needed}.")
 
 
 def _download(source: Source, tell: Tell) -> dict[str, Arrays]:
@@ -136,17 +132,14 @@ def _read_archive(archive: IO[bytes], source: Source) -> dict[str, Arrays]:
                 file = tar.extractfile(member)
                 raw = file.read(size + 1) if file else b""
                 if len(raw) != size:
-                    raise UserError(
-                        f"{member.name} in {source.url} has the wrong size: the archive is not "
-                        "the binary CIFAR-10."
-                    )
+                    wrong = "has the wrong size: the archive is not the binary CIFAR-10"
+                    raise UserError(f"{member.name} in {source.url} {wrong}.")
                 rows = np.frombuffer(raw, np.uint8).reshape(-1, _RECORD)
                 planes = rows[:, 1:].reshape(-1, 3, 32, 32)
                 images = np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
                 found[name] = {"images": images, "labels": rows[:, 0].copy()}
     except (tarfile.TarError, EOFError, OSError):
         raise UserError(f"the archive from {source.url} is truncated or damaged.") from None
-    missing = sorted(set(_FILES.values()) - set(found))
-    if missing:
+    if missing := sorted(set(_FILES.values()) - set(found)):
         raise UserError(f"the archive from {source.url} lacks {', '.join(missing)}.")
     return found

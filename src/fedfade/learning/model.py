@@ -13,28 +13,22 @@ from fedfade.errors import UserError, not_allowed
 from fedfade.randomness import stream
 from fedfade.seams import load_dotted, one_line
 
-ImageShape = tuple[int, int, int]
-"""Channels, rows, columns."""
+ImageShape = tuple[int, int, int]  # channels, rows, columns
 
 
 class PaperCNN(nn.Module):
     """Three 3x3 convolutions (32, 64, 128 channels), batch norm, ReLU, 2x2 max pooling; linear.
 
     The model of the paper's simulations (paper: section V-A).
-
-    >>> PaperCNN((3, 32, 32), classes=10)(torch.zeros(2, 3, 32, 32)).shape
-    torch.Size([2, 10])
     """
 
     def __init__(self, shape: ImageShape, classes: int) -> None:
         super().__init__()
         channels, rows, columns = shape
         if min(rows, columns) < 8:
-            raise not_allowed(
-                "learning.data",
-                f"images of {rows} x {columns} pixels",
-                "images of at least 8 x 8 for learning.model = cnn, which halves them three times",
-            )
+            small = f"images of {rows} x {columns} pixels"
+            enough = "at least 8 x 8 for learning.model = cnn, which halves them three times"
+            raise not_allowed("learning.data", small, f"images of {enough}")
         layers: list[nn.Module] = []
         for width in (32, 64, 128):
             # ReLU after pooling gives the same values and gradients as before it (both pick the
@@ -59,14 +53,10 @@ def build_model(name: str, shape: ImageShape, classes: int, seed: int) -> nn.Mod
     """
     with torch.random.fork_rng(devices=[]):  # nn.init knows only the global generator
         torch.manual_seed(stream(seed, "weights") & (2**63 - 1))
-        if name == "cnn":
-            return PaperCNN(shape, classes)
-        model = _from_factory(name, shape, classes)
-        _check_output(name, model, shape, classes)
-    return model
+        return PaperCNN(shape, classes) if name == "cnn" else _users_model(name, shape, classes)
 
 
-def _from_factory(name: str, shape: ImageShape, classes: int) -> nn.Module:
+def _users_model(name: str, shape: ImageShape, classes: int) -> nn.Module:
     factory = load_dotted("learning.model", name)
     if not callable(factory):
         raise not_allowed("learning.model", name, "cnn or module:factory naming a function")
@@ -78,11 +68,10 @@ def _from_factory(name: str, shape: ImageShape, classes: int) -> nn.Module:
         reason = one_line(error)
         raise UserError(f"learning.model = {name!r} failed when called: {reason}.") from None
     if not isinstance(model, nn.Module):
-        raise UserError(
-            f"learning.model = {name!r} returned {type(model).__name__}: it must return a "
-            "torch.nn.Module."
-        )
-    return model.float()
+        found = f"{name!r} returned {type(model).__name__}"
+        raise UserError(f"learning.model = {found}: it must return a torch.nn.Module.")
+    _check_output(name, model.float(), shape, classes)
+    return model
 
 
 def _check_output(name: str, model: nn.Module, shape: ImageShape, classes: int) -> None:
@@ -93,15 +82,13 @@ def _check_output(name: str, model: nn.Module, shape: ImageShape, classes: int) 
         with torch.no_grad():
             found = model(torch.zeros(2, *shape))
     except Exception as error:
-        raise UserError(
-            f"learning.model = {name!r} does not accept images of shape {shape}: {one_line(error)}."
-        ) from None
+        refused = f"does not accept images of shape {shape}: {one_line(error)}"
+        raise UserError(f"learning.model = {name!r} {refused}.") from None
     initial.restore()
     if not isinstance(found, Tensor) or found.shape != (2, classes):
         got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise UserError(
-            f"learning.model = {name!r} maps 2 images to {got}: it must give (2, {classes})."
-        )
+        wrong = f"maps 2 images to {got}: it must give (2, {classes})"
+        raise UserError(f"learning.model = {name!r} {wrong}.")
     if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
         raise UserError(f"learning.model = {name!r} has a lazy layer that no image passes through.")
     if not any(p.numel() for p in model.parameters()):
@@ -174,10 +161,6 @@ def has_dropout(model: nn.Module, shape: ImageShape) -> bool:
     """Whether a forward pass in training mode draws random numbers, in whatever layer.
 
     Found by trying: two blank images through a copy of the model move the generator or do not.
-
-    >>> layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    >>> [has_dropout(nn.Sequential(*layers, last), (1, 8, 8)) for last in (nn.ReLU(), nn.RReLU())]
-    [False, True]
     """
     model = copy.deepcopy(model).train()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
