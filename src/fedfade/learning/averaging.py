@@ -113,10 +113,8 @@ def _weighted(share: Tensor, values: Tensor, finite: Tensor) -> Tensor:
 
 
 def gradient_bias(updates: Updates, delivered: Tensor) -> Tensor:
-    """|mean of all g_n - mean of the delivered g_n|^2, the bound's second term (paper: eq. 25).
-
-    Nobody delivered means an aggregate of 0, so the bias is the mean's squared norm. Returns [run].
-    """
+    """|mean of all g_n - mean of the delivered g_n|^2, the bound's second term (paper: eq. 25):
+    [run]. Where nobody delivered the second mean is 0."""
     count = delivered.sum(-1, keepdim=True).clamp(min=1)
     finite = updates.finite
     share = finite / finite.sum(-1, keepdim=True).clamp(min=1) - delivered / count

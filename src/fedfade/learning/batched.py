@@ -31,13 +31,14 @@ ALIGNED = 8
 _STEPS = 8  # of local training in one recording, at most
 _EVALUATION_IMAGES = 5_000  # in a block of the test set
 
+Buffers = dict[str, Tensor]
+
 
 class MatmulConv2d(nn.Conv2d):
-    """A convolution as one matrix product.
+    """A convolution as one matrix product of the unfolded images, a handful of shifted copies.
 
-    With other weights for every client, a convolution becomes a grouped one, for which libraries
-    have no fast kernels; a batched matrix product of the unfolded images has. Unfolding is a
-    handful of shifted copies, which a compiler makes one.
+    With other weights for every client a convolution becomes a grouped one, for which libraries
+    have no fast kernels; for a batched matrix product they have.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -137,10 +138,8 @@ class PooledBatchNorm(PlainBatchNorm):
 
 
 def batchable(model: nn.Module) -> nn.Module:
-    """A copy whose layers are fast with other weights for every client.
-
-    Only classes of layers change, so parameters and buffers keep their names.
-    """
+    """A copy whose layers are fast with other weights for every client; only their classes change,
+    so parameters and buffers keep their names."""
     model = copy.deepcopy(model)
     for layers in (part for part in model.modules() if type(part) is nn.Sequential):
         for place, (norm, pool) in enumerate(itertools.pairwise(layers)):
@@ -184,8 +183,8 @@ class ClientBatch:
         self._at_once: int | None = None
 
     def _loss(
-        self, flat: Tensor, buffers: dict[str, Tensor], images: Tensor, labels: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, dict[str, Tensor]]]:
+        self, flat: Tensor, buffers: Buffers, images: Tensor, labels: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Buffers]]:
         """Loss of one client; aux: the loss again, and the buffers after the pass."""
         # Layers write into their buffers, so they are given copies.
         copies = {name: buffer.clone() for name, buffer in buffers.items()}
@@ -198,8 +197,8 @@ class ClientBatch:
         return loss, (loss, after)
 
     def gradient(
-        self, flat: Tensor, buffers: dict[str, Tensor], batch: Tensor, compiled: bool = True
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        self, flat: Tensor, buffers: Buffers, batch: Tensor, compiled: bool = True
+    ) -> tuple[Tensor, Tensor, Buffers]:
         """Gradients [client, D], losses [client] and buffers [client, ...] of a step."""
         images = self.dataset.normalised(self.dataset.train_images[batch]).contiguous()
         labels = self.dataset.train_labels[batch]
@@ -210,7 +209,7 @@ class ClientBatch:
         self._initial_buffers.restore(values=False)  # `functional_call` leaves those that were None
         return gradient, loss, buffers
 
-    def buffers(self, averaged: Tensor) -> dict[str, Tensor]:
+    def buffers(self, averaged: Tensor) -> Buffers:
         """All buffers [client, ...] where a round begins: the averaged ones from [client, B]."""
         own = {n: b.expand(len(averaged), *b.shape) for n, b in self.model.named_buffers()}
         return own | self.buffer_layout.views(averaged)
@@ -238,12 +237,9 @@ class ClientBatch:
         return Trained(update, after, loss.view(runs, clients))
 
     def _clients_at_once(self, flat: Tensor, averaged: Tensor, batch: Tensor, wanted: int) -> int:
-        """As many clients as are worth it and fit the memory set aside, by what one takes.
-
-        One with dropout, whose random numbers must not depend on who is trained beside it.
-        """
+        """As many clients as are worth it and fit the memory set aside, by what one takes."""
         if self.dropout:
-            return 1
+            return 1  # its random numbers must not depend on who is trained beside it
         if self.device.type != "cuda":
             return wanted
         if self._at_once is None:
@@ -279,12 +275,7 @@ class _RecordedSteps:
     """Some steps of SGD for a block of clients, recorded on tensors that stay where they are."""
 
     def __init__(
-        self,
-        engine: ClientBatch,
-        start: Tensor,
-        buffers: dict[str, Tensor],
-        samples: Tensor,
-        work: LocalWork,
+        self, engine: ClientBatch, start: Tensor, buffers: Buffers, samples: Tensor, work: LocalWork
     ) -> None:
         count = samples.shape[1]
         together = max(some for some in range(1, _STEPS + 1) if count % some == 0)
@@ -295,9 +286,9 @@ class _RecordedSteps:
         self._loss = torch.zeros(len(start), device=start.device)
         changed = [self._flat, self._loss, *self._buffers.values()]
         # A user's dropout draws new numbers in every step, which a recording would repeat.
-        self._steps: Work = (
-            self._some_steps if engine.dropout else record(self._some_steps, changed, start.device)
-        )
+        self._steps: Work = self._some_steps
+        if not engine.dropout:
+            self._steps = record(self._some_steps, changed, start.device)
 
     def _some_steps(self) -> None:
         """Steps of every client (paper: eq. 4)."""
@@ -310,8 +301,8 @@ class _RecordedSteps:
             self._loss.add_(loss)
 
     def train(
-        self, start: Tensor, buffers: dict[str, Tensor], samples: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        self, start: Tensor, buffers: Buffers, samples: Tensor
+    ) -> tuple[Tensor, Buffers, Tensor]:
         """Updates, buffers and mean loss after all steps."""
         if self._proximal:
             self._start.copy_(start)

@@ -60,12 +60,7 @@ class Dataset:
 
 
 def load_data(config: LearningConfig) -> Dataset:
-    """The data set `learning.data` names.
-
-    >>> data = load_data(LearningConfig(data="digits"))
-    >>> data.shape, len(data.train_labels), len(data.test_labels), len(data.classes)
-    ((1, 8, 8), 1437, 360, 10)
-    """
+    """The data set `learning.data` names."""
     if config.data == "digits":
         return _digits()
     if config.data == "cifar10":
@@ -94,9 +89,6 @@ def find_cifar10(data_dir: str | Path | None = None) -> Path | None:
         if all((folder / f"{name}.npz").is_file() for name in CIFAR10_FILES):
             return folder
     return None
-
-
-# --- sources ---------------------------------------------------------------------------------
 
 
 def _digits() -> Dataset:

@@ -111,10 +111,9 @@ def _download(source: Source, tell: Tell) -> dict[str, Arrays]:
                 "with --data-dir or FEDFADE_DATA."
             ) from None
         if md5.hexdigest() != source.md5:
-            raise UserError(
-                f"the archive from {source.url} has MD5 {md5.hexdigest()}: it must be "
-                f"{source.md5}; it is damaged or not CIFAR-10, so nothing was written."
-            )
+            wanted = f"{source.md5}; it is damaged or not CIFAR-10, so nothing was written"
+            found = f"the archive from {source.url} has MD5 {md5.hexdigest()}"
+            raise UserError(f"{found}: it must be {wanted}.")
         archive.seek(0)
         return _read_archive(archive, source)
 

@@ -26,19 +26,7 @@ from fedfade.seams import CODECS, SERVER_RULES
 
 
 class Federation:
-    """N clients with their data, one model, one way of local training.
-
-    >>> from fedfade.learning import load_data
-    >>> config = LearningConfig(data="digits", clients=4)
-    >>> federation = Federation(config, load_data(config))
-    >>> state = federation.start(seeds=[0, 1])
-    >>> updates = federation.train(state, seeds=[0, 1], round=0)
-    >>> updates.parameters.shape                                 # [run, client, D]
-    torch.Size([2, 4, 94410])
-    >>> nobody = torch.zeros(2, 4, dtype=torch.bool)
-    >>> torch.equal(federation.average(state, updates, nobody).parameters, state.parameters)
-    True
-    """
+    """N clients with their data, one model, one way of local training."""
 
     def __init__(
         self,
@@ -97,7 +85,15 @@ class Federation:
             if given is None:
                 given = deal(self.config, self._labels, seed)
             parts = list(given[seed] if isinstance(given, Mapping) else given)
-            _check_partition(parts, self.config.clients, len(self._labels))
+            if (clients := self.config.clients) != len(parts):
+                wanted = f"{len(parts)}, as many as the partition"
+                raise not_allowed("learning.clients", clients, wanted)
+            for client, part in enumerate(parts):
+                whose = f"client {client} of the partition has"
+                if len(part) == 0:
+                    raise UserError(f"{whose} no samples.")
+                if part.min() < 0 or part.max() >= len(self._labels):
+                    raise UserError(f"{whose} samples beyond the data set.")
             self._parts[seed] = parts
         return self._parts[seed]
 
@@ -153,10 +149,7 @@ class Federation:
         round: int,
         clients: Sequence[int] | None = None,
     ) -> Updates:
-        """Local training from the broadcast model: every client of every run, or only some.
-
-        A client's update does not depend on which others are trained beside it.
-        """
+        """Updates of all clients of every run, or of some: who else is trained changes nothing."""
         return Models([(self, seeds)]).train(state, round, clients)
 
     def gradients(self, state: ServerState, samples: Tensor) -> Trained:
@@ -167,11 +160,8 @@ class Federation:
         return self.engine.train(state, work)
 
     def average(self, state: ServerState, updates: Updates, delivered: Tensor) -> ServerState:
-        """The server's step from the clients that delivered: [run, client] bool.
-
-        A client whose update is not finite counts as not delivered; nobody delivered: the state
-        stays. Batch-norm statistics are averaged like the updates.
-        """
+        """The server's step from the clients that delivered [run, client]; if nobody did, or nobody
+        whose update is finite, the model stays. Running statistics are averaged like updates."""
         weight = delivered.to(self.device, torch.float32)
         if self.config.weighting == "samples":
             weight = weight * updates.samples
@@ -179,28 +169,15 @@ class Federation:
         step, memory = self.rule.apply(state.memory, arrived)
         # After a round without uploads clients compare two equal broadcast models: g_{t-1} = 0.
         nothing = state.previous if self.config.previous_update == "last" else 0.0
-        return ServerState(
-            parameters=state.parameters - step,
-            buffers=torch.where(arrived.anyone, arrived.buffers, state.buffers),
-            previous=torch.where(arrived.anyone, arrived.mean, nothing),
-            memory=memory,
-        )
+        previous = torch.where(arrived.anyone, arrived.mean, nothing)
+        buffers = torch.where(arrived.anyone, arrived.buffers, state.buffers)
+        return ServerState(state.parameters - step, buffers, previous, memory)
 
     def evaluate(self, state: ServerState) -> tuple[Tensor, Tensor]:
         """Accuracy and mean loss of every run on the test set: [run], [run]."""
         labels = self.dataset.test_labels
         correct, loss = self.engine.evaluate(state, self.dataset.test_images, labels)
         return correct / len(labels), loss / len(labels)
-
-
-def _check_partition(parts: Sequence[Indices], clients: int, samples: int) -> None:
-    if len(parts) != clients:
-        raise not_allowed("learning.clients", clients, f"{len(parts)}, as many as the partition")
-    for client, part in enumerate(parts):
-        if len(part) == 0:
-            raise UserError(f"client {client} of the partition has no samples.")
-        if part.min() < 0 or part.max() >= samples:
-            raise UserError(f"client {client} of the partition has samples beyond the data set.")
 
 
 class Models:
@@ -225,30 +202,26 @@ class Models:
         """Every client's update in every run, or only some clients'."""
         config = self.lead.config
         drawn = torch.cat([one.mini_batches(seeds, number) for one, seeds in self.tasks])
-        work = LocalWork(
-            samples=drawn if clients is None else drawn[:, list(clients)],
-            rate=config.local_rate,
-            proximal=config.proximal,
-            seeds=[seed for _, seeds in self.tasks for seed in seeds],
-            round=number,
-            clients=range(config.clients) if clients is None else clients,
-        )
+        if clients is None:
+            clients = range(config.clients)
+        else:
+            drawn = drawn[:, list(clients)]
+        seeds = [seed for _, seeds in self.tasks for seed in seeds]
+        work = LocalWork(drawn, config.local_rate, config.proximal, seeds, number, clients)
         trained = self.lead.engine.train(state, work)
         if self.lead.device.type == "cuda":  # drawn while the GPU trains: half its wait
             for federation, seeds in self.tasks:
                 federation.draw(seeds, number + 1)
         parts = [one.partition(seed) for one, seeds in self.tasks for seed in seeds]
-        counts = torch.tensor([[float(len(part[n])) for n in work.clients] for part in parts])
+        counts = torch.tensor([[float(len(part[n])) for n in clients] for part in parts])
         samples = counts.to(self.lead.device, non_blocking=True)
         finite = is_finite(trained.parameters, trained.buffers)
         return Updates(trained.parameters, trained.buffers, finite, trained.loss, samples)
 
 
 def batch_key(federation: Federation, seeds: Sequence[int]) -> tuple[object, ...]:
-    """Equal for federations that can be trained in one batch.
-
-    They agree in all but how data are dealt, and their mini-batches have one shape.
-    """
+    """Equal for federations that can be trained in one batch: they agree in all but how data are
+    dealt, and their mini-batches have one shape."""
     free = {"partition", "alpha", "shards_per_client", "payload_bits"}
     same = federation.config.model_dump(exclude=free)
     steps = federation.mini_batches(seeds, 0).shape[1:]

@@ -97,11 +97,8 @@ class ModelReplica:
         self._initial_buffers = InitialBuffers(self.model)
 
     def load(self, parameters: Tensor, buffers: Tensor) -> None:
-        """Become the model of flat vectors [D] and [B] (paper: eq. 3).
-
-        Buffers that are not averaged start anew: nothing of the client before is left.
-        """
-        self._initial_buffers.restore()
+        """Become the model of flat vectors [D] and [B] (paper: eq. 3)."""
+        self._initial_buffers.restore()  # those not averaged too: nothing of the last client stays
         with torch.no_grad():
             copy_all(self.parameters, self.parameter_layout.views(parameters).values())
             copy_all(self._averaged_buffers(), self.buffer_layout.views(buffers).values())

@@ -17,10 +17,8 @@ ImageShape = tuple[int, int, int]  # channels, rows, columns
 
 
 class PaperCNN(nn.Module):
-    """Three 3x3 convolutions (32, 64, 128 channels), batch norm, ReLU, 2x2 max pooling; linear.
-
-    The model of the paper's simulations (paper: section V-A).
-    """
+    """Three 3x3 convolutions (32, 64, 128 channels), batch norm, ReLU, 2x2 max pooling; linear
+    (paper: section V-A)."""
 
     def __init__(self, shape: ImageShape, classes: int) -> None:
         super().__init__()
@@ -57,6 +55,11 @@ def build_model(name: str, shape: ImageShape, classes: int, seed: int) -> nn.Mod
 
 
 def _users_model(name: str, shape: ImageShape, classes: int) -> nn.Module:
+    """It must map two images to [2, classes]; lazy layers learn their sizes here."""
+
+    def refused(reason: str) -> UserError:
+        return UserError(f"learning.model = {name!r} {reason}.")
+
     factory = load_dotted("learning.model", name)
     if not callable(factory):
         raise not_allowed("learning.model", name, "cnn or module:factory naming a function")
@@ -65,41 +68,31 @@ def _users_model(name: str, shape: ImageShape, classes: int) -> nn.Module:
     except UserError:
         raise
     except Exception as error:
-        reason = one_line(error)
-        raise UserError(f"learning.model = {name!r} failed when called: {reason}.") from None
+        raise refused(f"failed when called: {one_line(error)}") from None
     if not isinstance(model, nn.Module):
-        found = f"{name!r} returned {type(model).__name__}"
-        raise UserError(f"learning.model = {found}: it must return a torch.nn.Module.")
-    _check_output(name, model.float(), shape, classes)
-    return model
-
-
-def _check_output(name: str, model: nn.Module, shape: ImageShape, classes: int) -> None:
-    """A user's module must map two images to [2, classes]; lazy layers learn their sizes here."""
-    model.eval()
+        raise refused(f"returned {type(model).__name__}: it must return a torch.nn.Module")
+    model.float().eval()
     initial = InitialBuffers(model)
     try:
         with torch.no_grad():
             found = model(torch.zeros(2, *shape))
     except Exception as error:
-        refused = f"does not accept images of shape {shape}: {one_line(error)}"
-        raise UserError(f"learning.model = {name!r} {refused}.") from None
+        reason = one_line(error)
+        raise refused(f"does not accept images of shape {shape}: {reason}") from None
     initial.restore()
     if not isinstance(found, Tensor) or found.shape != (2, classes):
         got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        wrong = f"maps 2 images to {got}: it must give (2, {classes})"
-        raise UserError(f"learning.model = {name!r} {wrong}.")
+        raise refused(f"maps 2 images to {got}: it must give (2, {classes})")
     if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
-        raise UserError(f"learning.model = {name!r} has a lazy layer that no image passes through.")
+        raise refused("has a lazy layer that no image passes through")
     if not any(p.numel() for p in model.parameters()):
-        raise UserError(f"learning.model = {name!r} returned a module without parameters.")
+        raise refused("returned a module without parameters")
+    return model
 
 
 class InitialBuffers:
-    """A model's buffers of every kind as they are now; `restore` undoes what forward passes did.
-
-    A forward pass may count in them, flip them, or put other tensors in their place.
-    """
+    """A model's buffers of every kind as they are now; `restore` undoes what forward passes did,
+    which may count in them, flip them, or put other tensors in their place."""
 
     def __init__(self, model: nn.Module) -> None:
         self._found = [
@@ -158,10 +151,8 @@ def buffer_layout(model: nn.Module) -> Layout:
 
 
 def has_dropout(model: nn.Module, shape: ImageShape) -> bool:
-    """Whether a forward pass in training mode draws random numbers, in whatever layer.
-
-    Found by trying: two blank images through a copy of the model move the generator or do not.
-    """
+    """Whether a forward pass in training mode draws random numbers, in whatever layer: whether two
+    blank images through a copy of the model move the generator."""
     model = copy.deepcopy(model).train()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         before = torch.random.get_rng_state()

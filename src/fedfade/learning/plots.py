@@ -39,9 +39,8 @@ def class_distribution(
     panels[0].set_ylabel("training samples")
     if not many:
         handles, names = panels[0].get_legend_handles_labels()
-        figure.legend(
-            handles[::-1], names[::-1], loc="outside right center", frameon=False, fontsize=8
-        )
+        plain = {"frameon": False, "fontsize": 8}
+        figure.legend(handles[::-1], names[::-1], loc="outside right center", **plain)
     figure.suptitle(title, fontsize=11)
     return figure
 

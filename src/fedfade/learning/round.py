@@ -77,17 +77,7 @@ def federated_round(
     test: bool = True,
     tell: Callable[[str], None] = lambda doing: None,
 ) -> RoundResult:
-    """Train, encode, play the slots, decode, average, measure (paper: algorithm 1).
-
-    >>> from fedfade.config import LearningConfig
-    >>> from fedfade.learning import load_data
-    >>> config = LearningConfig(data="digits", clients=4)
-    >>> models = Models([(Federation(config, load_data(config)), [0])])
-    >>> everybody = lambda sent: torch.ones(1, 4, dtype=torch.bool)
-    >>> done = federated_round(models, models.start(), 0, everybody)
-    >>> done.arrived.sum().item(), done.sent.inner.shape
-    (4, torch.Size([1, 4, 4]))
-    """
+    """Train, encode, play the slots, decode, average, measure (paper: algorithm 1)."""
     tell("local training")
     sent = send(models, state, number)
     tell("uploads")
@@ -100,11 +90,8 @@ def federated_round(
     return RoundResult(sent, arrived, received, after, accuracy, loss)
 
 
-# --- rounds without a radio --------------------------------------------------------------------
-
-
 def random_delivery(seeds: Sequence[int], clients: int, count: int | None) -> Deliver:
-    """Everybody delivers (None), or `count` clients drawn by (seed, round)."""
+    """Without a radio: everybody delivers (None), or `count` clients drawn by (seed, round)."""
     if count is not None and not 0 <= count <= clients:
         raise not_allowed("--delivered", count, f"between 0 and the number of clients, {clients}")
 

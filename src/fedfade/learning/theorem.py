@@ -43,10 +43,8 @@ def rate_limit(steps: int, smoothness: float) -> float:
 
 
 def drift_bound(problem: Problem, gradient_squared: float) -> float:
-    """Lemma 1 (paper: eq. 23): bounds E|w_n^(i) - w_t|^2 for i = 0 ... E by |grad F_n(w_t)|^2.
-
-    The paper prints |F_n|^2 where its proof needs, and means, the gradient of F_n.
-    """
+    """Lemma 1 (paper: eq. 23): bounds E|w_n^(i) - w_t|^2 for i = 0 ... E by |grad F_n(w_t)|^2,
+    for which the paper prints |F_n|^2."""
     rate, steps = problem.local_rate, problem.steps
     return 12 * rate**2 * steps**2 * gradient_squared + 3 * rate**2 * steps * problem.local_variance
 
