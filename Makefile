@@ -3,7 +3,7 @@
 # make test       everything CI checks
 # make coverage   the same, with the lines no test runs
 # make docs       the documentation site, into site/
-# make kill, fuzz, soak   the long tests of docs/reliability.md
+# make kill, fuzz, soak   the long tests of docs/explanation/reliability.md
 # All set themselves up: a virtual environment in .venv and the install. The tests need the
 # extras too (Flower, Ray, BenchMARL), which the demo does without.
 
@@ -29,14 +29,14 @@ coverage: .venv/tools
 	$(PYTEST) --cov
 
 docs: .venv/tools
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lint: .venv/tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# What docs/reliability.md counts: fifty kills of each command, an hour of fuzzing, memory over time.
+# What docs/explanation/reliability.md counts: fifty kills of each command, an hour of fuzzing, memory over time.
 kill: .venv/tools
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.reliability.kills --kills 50
 
@@ -56,7 +56,7 @@ soak: .venv/installed
 	touch $@
 
 .venv/tools: .venv/installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,flower,ray,peers]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,flower,ray,peers,docs]"
 	touch $@
 
 clean:

@@ -26,8 +26,7 @@ from fedfade.commands.train import train
 from fedfade.commands.verify import verify
 from fedfade.config import load_config, preset_names, preset_summary, render_config
 from fedfade.errors import UserError, out_of_memory
-from fedfade.studies.ladder_command import ladder
-from fedfade.studies.reproduce_command import reproduce
+from fedfade.studies.commands import ladder, reproduce
 
 
 class _Argument(typer.core.TyperArgument):

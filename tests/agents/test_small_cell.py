@@ -26,7 +26,8 @@ def uploads(policy: Policy, config: Config) -> float:
 def test_agents_learn_to_take_turns() -> None:
     """Half as many slots and a third of the episodes of the preset.
 
-    Seeds 0 and 1 gave 95 and 78 % of exact max sum rate; docs/qmix.md has the full preset.
+    Seeds 0 and 1 gave 95 and 78 % of exact max sum rate; the full preset is in
+    docs/results/agents.md.
     """
     torch.set_num_threads(1)
     config = load_config(

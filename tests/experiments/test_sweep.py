@@ -376,7 +376,7 @@ def test_a_ray_cluster_that_loses_a_node(tmp_path: Path, monkeypatch, ray_home) 
 
 
 def test_the_sweep_in_the_docs(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "scale.md").read_text()
+    text = (ROOT / "docs" / "how-to" / "sweep.md").read_text()
     path = tmp_path / "sweep.yaml"
     path.write_text(text.partition("```yaml\n")[2].partition("```")[0])
     sweep = load_sweep(path)

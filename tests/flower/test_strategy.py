@@ -447,7 +447,7 @@ def test_no_more_rounds_than_the_channel_has(config: Config, task: FederatedTask
 
 
 def test_the_code_in_the_docs(task: FederatedTask) -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "flower.md").read_text()
+    text = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "flower.md").read_text()
     code = text.partition("```python\n")[2].partition("```")[0]
     names = {"initial_arrays": task.initial_arrays()}
     exec(code.replace("num_rounds=20", "num_rounds=1"), names)

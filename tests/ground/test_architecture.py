@@ -177,7 +177,7 @@ def test_what_is_imported_is_listed() -> None:
     for path in FILES.values():
         modules = {name.partition(".")[0] for name in imported(path)}
         assert modules <= known | sys.stdlib_module_names, path.relative_to(ROOT)
-    page = (project / "docs" / "dependencies.md").read_text().lower()
+    page = (project / "docs" / "explanation" / "dependencies.md").read_text().lower()
     assert [package(one) for one in needed if package(one) not in page] == []
 
 

@@ -1,7 +1,5 @@
 """What the pages tell a reader to type runs: Python blocks, commands, files they name."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator
@@ -29,12 +27,17 @@ SMALLER = {  # the same calls without a download, and fewer of them
 }
 
 
+def place(page: Path) -> str:
+    """A page's path in the project, as a test's name."""
+    return page.relative_to(ROOT).with_suffix("").as_posix()
+
+
 def blocks() -> Iterator[object]:
     """All but Flower's, which tests/flower runs as an app."""
     for page in PAGES:
         for number, text in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.S)):
             if page.stem != "flower":
-                yield pytest.param(text, id=f"{page.stem}-{number}")
+                yield pytest.param(text, id=f"{place(page)}-{number}")
 
 
 def commands() -> Iterator[object]:
@@ -43,11 +46,12 @@ def commands() -> Iterator[object]:
         text = page.read_text().replace("\\\n", " ")
         for line in re.findall(r"^ {4}(fedfade .*)$", text, re.M):
             for part in re.split(r"&&", line.split(" #")[0]):
-                yield pytest.param(part.strip(), id=f"{page.stem}: {part.strip()[:60]}")
+                yield pytest.param(part.strip(), id=f"{place(page)}: {part.strip()[:60]}")
 
 
 @pytest.mark.parametrize("text", list(blocks()))
-def test_a_python_block_runs(text: str) -> None:
+def test_a_python_block_runs(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a block may write a file
     for long, short in SMALLER.items():
         text = text.replace(long, short)
     exec(compile(text, "page", "exec"), {"__name__": "page"})
@@ -69,14 +73,43 @@ def test_a_command_is_understood(line: str) -> None:
         load_config(preset, overrides)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=place)
 def test_files_a_page_names_are_there(page: Path) -> None:
     text = page.read_text()
-    links = re.findall(r"\]\(([\w./-]+)\)", text)
+    links = re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", text)
     named = re.findall(r"`((?:docs|tests|examples|src)/[\w./-]+\.\w+)`", text)
     missing = [name for name in links if not (page.parent / name).exists()]
     missing += [name for name in named if not (ROOT / name).exists()]
     assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=place)
+def test_a_page_says_for_whom_it_is(page: Path) -> None:
+    title, first, *_ = (line for line in page.read_text().splitlines() if line.strip())
+    assert title.startswith("# ")
+    assert re.match(r"\*?For \w", first), first
+
+
+def test_files_name_pages_that_are_there() -> None:
+    """Comments and messages that send a reader to docs/."""
+    named = re.compile(r"\bdocs/[\w./-]+\.md\b")
+    files = [ROOT / "Makefile", ROOT / "pyproject.toml"]
+    for folder in ("src", "tests", "examples"):
+        files += [f for f in (ROOT / folder).rglob("*") if f.suffix in {".py", ".toml", ".yaml"}]
+    missing = {
+        f"{file.relative_to(ROOT)}: {name}"
+        for file in files
+        for name in named.findall(file.read_text())
+        if not (ROOT / name).exists()
+    }
+    assert missing == set()
+
+
+def test_every_page_is_in_the_menu_of_the_site() -> None:
+    """mkdocs.yml lists the pages; a strict build would say so too, but is not run here."""
+    menu = (ROOT / "mkdocs.yml").read_text()
+    pages = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
+    assert [page for page in pages if f": {page}\n" not in menu] == []
 
 
 def test_the_version_is_the_same_everywhere() -> None:

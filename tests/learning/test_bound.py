@@ -206,7 +206,7 @@ def test_the_printed_split_of_term_a_is_not_an_inequality() -> None:
     """E|X + Y + Z|^2 <= 2 E|X|^2 + 2 E|Z|^2 + E|Y|^2 fails: Y and Z share their noise.
 
     Three clients, two deliver, only those two are noisy, one step, all gradients zero: X = 0,
-    Y + Z = minus the mean noise of the delivered. docs/theory.md avoids the split.
+    Y + Z = minus the mean noise of the delivered. docs/explanation/theory.md avoids the split.
     """
     clients, variance, rate = 3, 1.0, 0.1
     noise = rate**2 * variance

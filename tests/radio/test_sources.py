@@ -19,7 +19,7 @@ from fedfade.radio import Cell, Channel, LargeScale, gain_statistics
 from fedfade.randomness import uniform
 from fedfade.seams import FADING
 
-PAGE = Path(__file__).parents[2] / "docs" / "channel.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "own-fading.md"
 CELL = CellConfig()
 
 

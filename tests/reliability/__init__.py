@@ -1,4 +1,4 @@
-"""Nothing lost, nothing let in: what docs/reliability.md promises.
+"""Nothing lost, nothing let in: what docs/explanation/reliability.md promises.
 
 `FEDFADE_EXAMPLES=20` multiplies the inputs of the property tests here.
 """

@@ -1,25 +1,17 @@
 """The ladder of channel knowledge: a comparison's rounds, nothing redone, agents placed."""
 
-from __future__ import annotations
-
-import csv
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from fedfade.agents import train
 from fedfade.config import changed, load_config, render_config
 from fedfade.errors import UserError
-from fedfade.experiments import ladder as steps
+from fedfade.studies.frames import matching, read_frame
 from fedfade.studies.ladder import rungs
-from fedfade.studies.paper.tables import matching, read_table
 
 QUICK = ["--scale", "small", "--set", "radio.slots=24", "--set", "learning.payload_bits=1000000"]
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +21,7 @@ def agents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = load_config(
         "paper",
         [
-            *steps.SCALES["small"].overrides,
+            *rungs.SCALES["small"].overrides,
             "radio.slots=24",
             "learning.payload_bits=1000000",
             "allocation.observe=[alphas, fading, others_fading, finished, remaining, round]",
@@ -49,25 +41,24 @@ def test_all_of_it(fedfade, agents: Path, tmp_path: Path) -> None:
     answer = fedfade(*words)
     assert answer.code == 0, answer.err
     assert "own fading" in answer.out
-    table = read_table(tmp_path / "ladder.csv")
-    asked = steps.make_ladder(
+    table = read_frame(tmp_path / "ladder.csv")
+    asked = rungs.make_ladder(
         "paper", "small", checkpoints=[f"mine={agents}"], overrides=QUICK[3::2]
     )
     names = [rung.name for rung in asked.rungs]
     assert "CSI 7 old" in names  # a rung for what these agents know
-    for place in asked.places:
-        own = matching(table, cell=place.cell, speed=place.speed_mps)
-        assert [line["rung"] for line in own] == names
-        uploads = [line["uploads"] for line in own]
-        assert uploads == sorted(uploads)  # who knows more can do all that who knows less can
-        assert uploads[-1] <= 10
-    policies = read_table(tmp_path / "policies.csv")
+    for cell in asked.cells:
+        own = matching(table, **cell.labels)
+        assert [*own["rung"]] == names
+        # Those who know more can do all that those who know less can.
+        assert own["uploads"].is_monotonic_increasing
+        assert own["uploads"].max() <= 10
+    policies = read_frame(tmp_path / "policies.csv")
     mine = matching(policies, policy="mine")
-    assert len(mine) == len(asked.places)
-    assert {(line["rung"], line["learned"]) for line in mine} == {("CSI 7 old", "yes")}
-    for line in policies:
-        bound = matching(policies, cell=line["cell"], speed=line["speed"], policy="genie")[0]
-        assert line["uploads"] <= bound["uploads"]
+    assert len(mine) == len(asked.cells)
+    assert {*zip(mine["rung"], mine["learned"], strict=True)} == {("CSI 7 old", "yes")}
+    for _, own in policies.groupby(["cell", "speed"]):
+        assert own["uploads"].max() == matching(own, policy="genie")["uploads"].item()
     assert (tmp_path / "ladder.png").stat().st_size > 10_000
     page = (tmp_path / "ladder.md").read_text()
     assert "seeds 2000 to 2001" in page
@@ -75,7 +66,7 @@ def test_all_of_it(fedfade, agents: Path, tmp_path: Path) -> None:
 
     # Again: nothing is played that is there, and what is missing comes out the same.
     files = sorted((tmp_path / "runs").iterdir())
-    assert len(files) == 2 * len(asked.places)
+    assert len(files) == 2 * len(asked.cells)
     before = {path: (path.stat().st_mtime_ns, path.read_text()) for path in files}
     files[0].unlink()
     assert fedfade(*words).code == 0
@@ -93,20 +84,18 @@ def test_same_rounds_as_a_comparison(fedfade, tmp_path: Path) -> None:
     """Uploads are those `fedfade compare` counts in the same cell, seeds and rounds."""
     assert fedfade("ladder", "--out", tmp_path / "ladder", *QUICK, "--rounds", 2).code == 0
     names = ["wrap-around-choice", "deadline-feedback", "shortest-remaining-first@5"]
-    asked = steps.make_ladder("paper", "small", overrides=QUICK[3::2])
-    place = next(p for p in asked.places if p.cell == "20 dB, spread 3 dB")
-    config = changed(place.config, {"allocation.policies": names, "learning.local_work": 1})
+    asked = rungs.make_ladder("paper", "small", overrides=QUICK[3::2])
+    cell = next(cell for cell in asked.cells if cell.name == "20 dB, spread 3 dB")
+    config = changed(cell.config, {"allocation.policies": names, "learning.local_work": 1})
     (tmp_path / "cell.yaml").write_text(render_config(config))
     assert fedfade("compare", tmp_path / "cell.yaml", "--out", tmp_path / "compared").code == 0
-    compared = rows(tmp_path / "compared" / "metrics.csv")
-    found = matching(
-        read_table(tmp_path / "ladder" / "policies.csv"), cell=place.cell, speed=place.speed_mps
-    )
+    compared = pd.read_csv(tmp_path / "compared" / "metrics.csv")
+    found = matching(read_frame(tmp_path / "ladder" / "policies.csv"), **cell.labels)
     for name in names:
-        delivered = [float(row["delivered"]) for row in compared if row["policy"] == name]
+        delivered = matching(compared, policy=name)["delivered"]
         assert len(delivered) == 4  # 2 seeds, 2 rounds
-        mean = sum(delivered) / 4
-        assert matching(found, policy=name)[0]["uploads"] == pytest.approx(mean)
+        uploads = matching(found, policy=name)["uploads"].item()
+        assert uploads == pytest.approx(delivered.mean())
 
 
 def test_accuracy_in_two_cells(fedfade, agents: Path, tmp_path: Path) -> None:
@@ -114,13 +103,11 @@ def test_accuracy_in_two_cells(fedfade, agents: Path, tmp_path: Path) -> None:
     small = ["--set", "learning.local_work=1", "--seeds", "1", "--rounds", "1"]
     answer = fedfade("ladder", *words, *small)
     assert answer.code == 0, answer.err
-    table = read_table(tmp_path / "accuracy.csv")
-    assert {line["cell"] for line in table} == {"20 dB, spread 3 dB", "own"}
-    for line in table:
-        assert 0.0 <= line["accuracy"] <= 1.0
-        assert line["seeds"] == 2
-    perfect = matching(table, policy="perfect")
-    assert {line["uploads"] for line in perfect} == {10.0}
+    table = read_frame(tmp_path / "accuracy.csv")
+    assert {*table["cell"]} == {"20 dB, spread 3 dB", "own"}
+    assert table["accuracy"].between(0.0, 1.0).all()
+    assert {*table["seeds"]} == {2}
+    assert {*matching(table, policy="perfect")["uploads"]} == {10.0}
     assert len(matching(table, policy="mine")) == 4  # two cells, two speeds
     assert (tmp_path / "accuracy.png").is_file()
 
@@ -129,7 +116,7 @@ def test_what_agents_know_is_their_rung(agents: Path) -> None:
     some = rungs.load_agents([f"a={agents}"])[0]
     assert len(some.folders) == 2
     assert (some.rung, some.age) == ("CSI 7 old", 7)
-    assert rungs.load_agents([f"a={agents / 'seed-1'}"])[0].folders == (agents / "seed-1",)
+    assert rungs.load_agents([f"a={agents / 'seed-1'}"])[0].folders == [agents / "seed-1"]
 
 
 @pytest.mark.parametrize(
@@ -155,4 +142,4 @@ def test_agents_do_not_play_what_they_were_trained_on(agents: Path) -> None:
     some = rungs.load_agents([f"a={agents}"])[0]
     config = load_config("paper", ["run.seed=0", "run.seeds=2"])
     with pytest.raises(UserError, match="trained on the seeds"):
-        rungs._check_unseen(some, config)
+        rungs.check_unseen(some, config)

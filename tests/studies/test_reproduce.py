@@ -1,40 +1,42 @@
 """`fedfade reproduce`: every part from one command, resumed anywhere, judged by stated rules."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
 import sys
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from pandas import DataFrame
 
 from fedfade.agents.checkpoint import load_checkpoint
 from fedfade.config import changed, load_config
+from fedfade.errors import UserError
 from fedfade.experiments import compare_many, read_rows, series
 from fedfade.experiments.bound import bound_under
 from fedfade.experiments.sweep import load_sweep
 from fedfade.seams import SWEEP_COMMANDS
+from fedfade.studies.frames import matching, read_frame, write_frame
 from fedfade.studies.paper import (
     PARTS,
     SCALES,
-    accuracy,
+    charts,
     claims,
     parts,
-    pictures,
+    questions,
     regimes,
+    reproduce,
     runs,
     setting,
 )
-from fedfade.studies.paper.bound import spearman
 from fedfade.studies.paper.setting import Grid, checked_setting, cycle_seeds
-from fedfade.studies.paper.tables import Line, matching, read_table, write_table
 from tests.conftest import TINY
 
 MICRO = [
@@ -83,13 +85,27 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SCALES, "small", replace(SCALES["small"], grid=GRID))
         base = load_config("paper", [*SCALES["small"].overrides, *MICRO])
-        from fedfade.studies.paper import reproduce
-
         reproduce(checked_setting(out, base, "small"), list(PARTS))
     return out
 
 
-def test_every_part_leaves_table_picture_and_facts(fedfade, whole: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def copied(whole: Path, tmp_path: Path) -> Path:
+    """The same to be changed."""
+    return Path(shutil.copytree(whole, tmp_path / "copied"))
+
+
+@pytest.fixture
+def small(fedfade):
+    """`fedfade reproduce PART --out OUT` at the smallest scale."""
+
+    def run(part: str, out: Path, *more: object):
+        return fedfade("reproduce", part, "--scale", "small", "--out", out, *SETTINGS, *more)
+
+    return run
+
+
+def test_every_part_leaves_table_picture_and_facts(small, whole: Path, copied: Path) -> None:
     for part in PARTS:
         assert list((whole / part).glob("*.csv")), part
         assert all(p.read_bytes()[:4] == b"\x89PNG" for p in (whole / part).glob("*.png"))
@@ -104,19 +120,17 @@ def test_every_part_leaves_table_picture_and_facts(fedfade, whole: Path, tmp_pat
     for part in PARTS:
         assert f"({part}/{part}.png)" in whole_page
     # The same command again computes nothing and says the same.
-    out = tmp_path / "again"
-    shutil.copytree(whole, out)
-    times = {p: p.stat().st_mtime_ns for p in out.rglob("*.safetensors")}
-    times |= {p: p.stat().st_mtime_ns for p in out.rglob("metrics.csv")}
+    times = {p: p.stat().st_mtime_ns for p in copied.rglob("*.safetensors")}
+    times |= {p: p.stat().st_mtime_ns for p in copied.rglob("metrics.csv")}
     for part in ("accuracy", "ablation"):
-        answer = fedfade("reproduce", part, "--scale", "small", "--out", out, *SETTINGS)
+        answer = small(part, copied)
         assert answer.code == 0, answer.err
     assert {p: p.stat().st_mtime_ns for p in times} == times
-    assert results(out) == results(whole)
+    assert results(copied) == results(whole)
 
 
 def test_interrupted_anywhere_it_ends_in_the_same_files(
-    fedfade, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C at every few lines of progress: in trainings and in comparisons."""
     left = math.inf
@@ -136,7 +150,7 @@ def test_interrupted_anywhere_it_ends_in_the_same_files(
     for part in ("accuracy", "regimes"):
         while True:
             left = 4 if stops else 2  # the training alone tells three times
-            answer = fedfade("reproduce", part, "--scale", "small", "--out", out, *SETTINGS)
+            answer = small(part, out)
             if answer.code == 0:
                 break
             assert answer.code == 130, answer.err
@@ -148,36 +162,34 @@ def test_interrupted_anywhere_it_ends_in_the_same_files(
     assert same.items() <= results(whole).items()
 
 
-def test_redraw_needs_only_the_tables(fedfade, whole: Path, tmp_path: Path) -> None:
+def test_redraw_needs_only_the_tables(small, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "tables"
     shutil.copytree(whole, out, ignore=shutil.ignore_patterns("runs", "training*", "*.png", "*.md"))
-    words = ["--scale", "small", "--out", out, "--redraw", *SETTINGS]
     for part in ("reward", "bound", "regimes"):
-        answer = fedfade("reproduce", part, *words)
+        answer = small(part, out, "--redraw")
         assert answer.code == 0, answer.err
     same = {name: text for name, text in results(out).items() if name != "results.md"}
     assert same.items() <= results(whole).items()
     assert (out / "regimes" / "regimes.png").exists()
     (out / "bound" / "bound.json").write_text('{"cells": 3}')
-    answer = fedfade("reproduce", "reward", *words)
+    answer = small("reward", out, "--redraw")
     assert answer.code == 2
     assert "not of this version" in answer.err
     (out / "accuracy" / "final.csv").unlink()
-    answer = fedfade("reproduce", "accuracy", *words)
+    answer = small("accuracy", out, "--redraw")
     assert answer.code == 2
     assert "final.csv" in answer.err
 
 
 def test_without_matplotlib_tables_must_do(
-    fedfade, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "plain"
     shutil.copytree(whole, out, ignore=shutil.ignore_patterns("runs", "training*", "*.png"))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.setattr(parts, "find_spec", lambda name: None)
-    words = ["--scale", "small", "--out", out, "--redraw", *SETTINGS]
-    answer = fedfade("reproduce", "reward", *words)
+    answer = small("reward", out, "--redraw")
     assert answer.code == 0, answer.err
     assert "no pictures" in answer.out
     assert not list(out.rglob("*.png"))
@@ -201,48 +213,41 @@ def test_bad_input_is_one_sentence(words, sentence: str, fedfade, tmp_path: Path
     assert sentence in answer.err.replace("\n", " ")
 
 
-def test_other_options_in_the_same_folder_are_refused(fedfade, whole: Path, tmp_path: Path) -> None:
-    out = tmp_path / "other"
-    shutil.copytree(whole, out)
-    words = ["reproduce", "accuracy", "--scale", "small", "--out", out, *SETTINGS]
+def test_other_options_in_the_same_folder_are_refused(small, copied: Path) -> None:
     for field in ("learning.local_rate", "qmix.gamma"):  # of the runs, of the training before them
-        answer = fedfade(*words, "--set", f"{field}=0.5")
+        answer = small("accuracy", copied, "--set", f"{field}=0.5")
         assert answer.code == 2
         assert field in answer.err
 
 
 def test_the_bound_is_that_of_its_own_options(
-    fedfade, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small, whole: Path, copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Terms and runs that are there are used only where they were made with the same options."""
-    out = tmp_path / "bound"
-    shutil.copytree(whole, out)
-    words = ["reproduce", "bound", "--scale", "small", "--out", out, *SETTINGS]
-    times = {p: p.stat().st_mtime_ns for p in out.glob("bound/runs/*.csv")}
+    times = {p: p.stat().st_mtime_ns for p in copied.glob("bound/runs/*.csv")}
     assert len(times) == 5  # policies
-    answer = fedfade(*words)
+    answer = small("bound", copied)
     assert answer.code == 0, answer.err
-    assert {p: p.stat().st_mtime_ns for p in out.glob("bound/runs/*.csv")} == times
-    assert results(out) == results(whole)
-    answer = fedfade(*words, "--set", "learning.local_rate=0.5")
+    assert {p: p.stat().st_mtime_ns for p in copied.glob("bound/runs/*.csv")} == times
+    assert results(copied) == results(whole)
+    answer = small("bound", copied, "--set", "learning.local_rate=0.5")
     assert answer.code == 2
     assert "learning.local_rate" in answer.err
-    small = SCALES["small"]
-    monkeypatch.setitem(SCALES, "small", replace(small, grid=replace(GRID, bound_rounds=2)))
-    assert fedfade(*words).code == 0
-    facts = json.loads((out / "bound" / "bound.json").read_text())
+    longer = replace(SCALES["small"], grid=replace(GRID, bound_rounds=2))
+    monkeypatch.setitem(SCALES, "small", longer)
+    assert small("bound", copied).code == 0
+    facts = json.loads((copied / "bound" / "bound.json").read_text())
     assert {terms["rounds"] for terms in facts["terms"]} == {2}
-    one, two = (read_table(folder / "bound" / "terms-random.csv") for folder in (whole, out))
-    assert two[:1] == one  # seed and policy as before, a round more
+    one, two = (read_frame(folder / "bound" / "terms-random.csv") for folder in (whole, copied))
+    assert two[:1].equals(one)  # seed and policy as before, a round more
 
 
-def test_agents_that_were_trained_longer_are_refused(fedfade, whole: Path, tmp_path: Path) -> None:
+def test_agents_that_were_trained_longer_are_refused(small, whole: Path, tmp_path: Path) -> None:
     """They are not those of a training of so many episodes, nor may seeds differ in length."""
     out = tmp_path / "longer"
     shutil.copytree(whole / "reward" / "training" / "seed-0", out / "reward/training/seed-0")
     for part in ("reward", "accuracy"):
-        words = ["--scale", "small", "--out", out, *SETTINGS, "--episodes", 40]
-        answer = fedfade("reproduce", part, *words)
+        answer = small(part, out, "--episodes", 40)
         assert answer.code == 2
         assert "were trained for 60 episodes" in answer.err.replace("\n", " ")
     assert [p.name for p in (out / "reward" / "training").iterdir()] == ["seed-0"]
@@ -252,22 +257,19 @@ def test_agents_that_were_trained_longer_are_refused(fedfade, whole: Path, tmp_p
 def trained_for(out: Path, episodes: int) -> list[int]:
     """Episodes of the agents that a reproduction with one seed takes."""
     overrides = [*SCALES["small"].overrides, *MICRO, "run.seeds=1", f"qmix.episodes={episodes}"]
-    folder = runs.trained(checked_setting(out, load_config("paper", overrides), "small"))
-    return [load_checkpoint(place).episodes for place in folder.iterdir()]
+    folders = runs.trained(checked_setting(out, load_config("paper", overrides), "small"))
+    return [load_checkpoint(folder).episodes for folder in folders]
 
 
-def test_agents_are_tested_in_another_precision(fedfade, whole: Path, tmp_path: Path) -> None:
+def test_agents_are_tested_in_another_precision(small, copied: Path) -> None:
     """Runs are refused, as their numbers would differ; the agents they test are not."""
-    out = tmp_path / "other"
-    shutil.copytree(whole, out)
-    words = ["--scale", "small", "--out", out, *SETTINGS, "--precision", "bf16"]
-    answer = fedfade("reproduce", "epochs", *words)
+    answer = small("epochs", copied, "--precision", "bf16")
     assert answer.code == 2
     assert "run.precision" in answer.err
     assert "holds a run of another configuration" in answer.err
-    shutil.rmtree(out / "epochs")
-    assert fedfade("reproduce", "epochs", *words).code == 0
-    trained = out / "reward" / "training" / "seed-0" / "config.yaml"
+    shutil.rmtree(copied / "epochs")
+    assert small("epochs", copied, "--precision", "bf16").code == 0
+    trained = copied / "reward" / "training" / "seed-0" / "config.yaml"
     assert load_config(trained).run.precision == "fp32"
 
 
@@ -284,7 +286,7 @@ def test_evaluation_seeds_are_never_trained_on(monkeypatch: pytest.MonkeyPatch) 
     assert not used & tested
     assert setting.check_unseen(paper) == (80, 5)  # with the five seeds of the trainings themselves
     monkeypatch.setattr(setting, "cycle_seed", lambda seed, cycle: 1003)
-    with pytest.raises(setting.UserError, match="not trained on"):
+    with pytest.raises(UserError, match="not trained on"):
         checked_setting(Path("x"), base, "paper")
 
 
@@ -299,55 +301,50 @@ def test_agents_meet_the_evaluation_seed_of_their_own(whole: Path) -> None:
     assert found == {1000: {"seed-0"}, 1001: {"seed-1"}}
 
 
-def test_training_on_gives_other_agents_and_new_runs(fedfade, whole: Path, tmp_path: Path) -> None:
+def test_training_on_gives_other_agents_and_new_runs(small, copied: Path) -> None:
     """Baselines stay, runs of agents that were trained further are made anew."""
-    out = tmp_path / "further"
-    shutil.copytree(whole, out)
-    kept = {p: p.stat().st_mtime_ns for p in out.glob("accuracy/runs/*/baselines*/metrics.csv")}
-    before = len(list(out.glob("accuracy/runs/*/qmix*")))
-    words = ["--scale", "small", "--out", out, *SETTINGS, "--episodes", 80]
-    answer = fedfade("reproduce", "accuracy", *words)
+    kept = {p: p.stat().st_mtime_ns for p in copied.glob("accuracy/runs/*/baselines*/metrics.csv")}
+    before = len(list(copied.glob("accuracy/runs/*/qmix*")))
+    answer = small("accuracy", copied, "--episodes", 80)
     assert answer.code == 0, answer.err
     assert {p: p.stat().st_mtime_ns for p in kept} == kept
-    assert len(list(out.glob("accuracy/runs/*/qmix*"))) == 2 * before
+    assert len(list(copied.glob("accuracy/runs/*/qmix*"))) == 2 * before
 
 
 def test_agents_that_come_with_the_package_join(
-    fedfade, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small, copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of training seed 0, shipped as qmix-plus, do in seed 1000 what they do as qmix."""
-    shelf, out = tmp_path / "shelf", tmp_path / "plus"
-    shutil.copytree(whole / "reward" / "training" / "seed-0", shelf / "qmix-plus")
-    shutil.copytree(whole, out)
+    shelf = tmp_path / "shelf"
+    shutil.copytree(copied / "reward" / "training" / "seed-0", shelf / "qmix-plus")
     monkeypatch.setattr("fedfade.agents.trained._shelf", lambda: shelf)
     for part, table in (("accuracy", "final.csv"), ("regimes", "uploads.csv")):
-        answer = fedfade("reproduce", part, "--scale", "small", "--out", out, *SETTINGS)
+        answer = small(part, copied)
         assert answer.code == 0, answer.err
-        lines = read_table(out / part / table)
+        lines = read_frame(copied / part / table)
         ours, theirs = (
-            [line["uploads"] for line in matching(lines, seed=1000, policy=policy)]
+            [*matching(lines, seed=1000, policy=policy)["uploads"]]
             for policy in ("qmix", "qmix-plus")
         )
         assert len(ours) == 4
         assert ours == theirs
-    policies = [line["policy"] for line in read_table(out / "accuracy" / "final.csv")]
-    assert list(dict.fromkeys(policies))[-2:] == ["qmix-plus", "perfect"]
+    policies = read_frame(copied / "accuracy" / "final.csv")["policy"].unique()
+    assert [*policies][-2:] == ["qmix-plus", "perfect"]
 
 
 # --- the same numbers from two ways --------------------------------------------------------------
 
 
 def test_the_map_plays_what_comparisons_play(whole: Path) -> None:
-    uploads = read_table(whole / "regimes" / "uploads.csv")
-    runs_ = read_table(whole / "regimes" / "accuracy.csv")
-    checked = 0
-    for line in runs_:
-        where = {name: line[name] for name in ("snr", "spread", "seed", "policy")}
-        if line["policy"] not in ("perfect", "qmix"):
-            assert matching(uploads, **where)[0]["uploads"] == line["uploads"]
-            checked += 1
+    keys = ["snr", "spread", "seed", "policy"]
+    played, compared = (
+        read_frame(whole / "regimes" / f"{name}.csv").set_index(keys)["uploads"]
+        for name in ("uploads", "accuracy")
+    )
+    compared = compared.drop(["perfect", "qmix"], level="policy")
+    assert (played[compared.index] == compared).all()
     sending = len(regimes.LEARNING) - 1  # all but perfect
-    assert checked == 2 * 2 * sending  # cells, seeds, policies
+    assert len(compared) == 2 * 2 * sending  # cells, seeds, policies
 
 
 def test_both_maps_are_of_the_same_payload(tmp_path: Path) -> None:
@@ -355,41 +352,41 @@ def test_both_maps_are_of_the_same_payload(tmp_path: Path) -> None:
     overrides = ["learning.payload_bits=auto", "radio.slots=100", "run.seeds=1"]
     base = load_config("paper", [*SCALES["small"].overrides, *MICRO, *overrides])
     grid = {"snrs_db": (25.0,), "spreads_db": (6.0,), "coarse_snrs_db": (25.0,)}
-    regimes.compute(checked_setting(tmp_path, base, "small", grid))
-    played = read_table(tmp_path / "regimes" / "uploads.csv")
-    runs_ = read_table(tmp_path / "regimes" / "accuracy.csv")
+    tables = regimes.compute(checked_setting(tmp_path, base, "small", grid)).values()
     for name in regimes.ONCE_A_ROUND:
-        (one,), (other,) = (matching(lines, policy=name) for lines in (played, runs_))
-        assert one["uploads"] == other["uploads"] > 0
+        one, other = (matching(lines, policy=name)["uploads"].item() for lines in tables)
+        assert one == other > 0
 
 
 def test_tables_give_back_what_was_written(tmp_path: Path) -> None:
-    lines = [
+    lines = DataFrame(
         {"policy": name, "seed": float(seed), "uploads": 1 / 3, "training": "", "error": math.nan}
         for name in ("5", "1e3", "nan")
         for seed in (2_001_000, 2_001_001)
-    ]
-    write_table(tmp_path / "table.csv", lines)
-    found = read_table(tmp_path / "table.csv")
+    )
+    path = tmp_path / "table.csv"
+    write_frame(path, lines)
+    assert path.read_text().splitlines()[:2] == [",".join(lines), "5,2001000,0.333333,,"]
+    found = read_frame(path)
     for name in ("policy", "seed", "training"):
-        assert [line[name] for line in found] == [line[name] for line in lines]
-    assert {line["uploads"] for line in found} == {0.333333}
-    assert all(math.isnan(line["error"]) for line in found)
-    (tmp_path / "table.csv").write_text("seed,policy\n1\n")
-    with pytest.raises(setting.UserError, match="is not a table"):
-        read_table(tmp_path / "table.csv")
+        assert [*found[name]] == [*lines[name]]
+    assert {*found["uploads"]} == {0.333333}
+    assert found["error"].isna().all()
+    for damaged in ("seed,policy\n1\n", "seed,policy\n1,random,2\n", ""):
+        path.write_text(damaged)
+        with pytest.raises(UserError, match="is not a table"):
+            read_frame(path)
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_figures_of_one_seed_say_so(seeds: int) -> None:
-    training = [
-        {"seed": float(seed), "episodes": 20.0 * n, "reward": 0.1, "uploads": 1.0}
-        | {"hidden": "nothing"}
+    training = DataFrame(
+        {"seed": seed, "episodes": 20.0 * n, "reward": 0.1, "uploads": 1.0, "hidden": "nothing"}
         for seed in range(seeds)
         for n in (1, 2)
-    ]
-    curves = [{"hidden": "nothing", "round": 1.0, "low": 0.1, "median": 0.2, "high": 0.3}]
-    figures = pictures.reward(training, 4, "QMIX"), pictures.ablation(training, curves)
+    )
+    curves = DataFrame([{"hidden": "nothing", "round": 1, "low": 0.1, "median": 0.2, "high": 0.3}])
+    figures = charts.reward(training, 4, "QMIX"), charts.ablation(training, curves)
     for figure in figures:
         for panel in figure.axes:
             words = [panel.get_title("left")]
@@ -398,8 +395,8 @@ def test_figures_of_one_seed_say_so(seeds: int) -> None:
                 assert ("one" in word) == (seeds == 1)
                 assert ("median" in word) == (seeds > 1)
     if seeds > 1:
-        with pytest.raises(setting.UserError, match="of unequal length"):
-            pictures.reward(training[:-1], 4, "QMIX")
+        with pytest.raises(UserError, match="of unequal length"):
+            charts.reward(training[:-1], 4, "QMIX")
 
 
 def test_the_bound_under_a_policy_is_the_bias_a_comparison_records(tmp_path: Path) -> None:
@@ -429,14 +426,24 @@ def test_bound_command_under_a_policy(fedfade, tmp_path: Path) -> None:
         assert sentence in answer.err
 
 
-def test_spearman_is_scipys() -> None:
-    from scipy.stats import spearmanr
+def test_rank_correlation_is_that_of_ranks() -> None:
+    """Equal values share their mean rank; perfect upload, which has no second term, is left out."""
+
+    def ranks(values: np.ndarray) -> np.ndarray:
+        below, equal = (values < values[:, None]).sum(1), (values == values[:, None]).sum(1)
+        return below + (equal - 1) / 2
 
     generator = np.random.default_rng(0)
     for _ in range(20):
-        x, y = generator.integers(0, 6, (2, 12)).astype(float)
-        assert math.isclose(spearman(x, y), spearmanr(x, y).statistic, abs_tol=1e-12)
-    assert math.isnan(spearman(np.ones(3), np.arange(3.0)))
+        accuracy, bias, uploads = generator.integers(0, 6, (3, 12)).astype(float)
+        lines = DataFrame({"accuracy": accuracy, "bias": bias, "uploads": uploads, "seed": 0})
+        perfect = DataFrame([{"policy": "perfect", "accuracy": 9, "bias": 0, "uploads": 4}])
+        found = questions.correlation(pd.concat([lines.assign(policy="random"), perfect]))
+        for name, values in (("all_runs", bias), ("within_seeds", bias), ("uploads", uploads)):
+            wanted = np.corrcoef(ranks(values), ranks(accuracy))[0, 1]
+            assert math.isclose(found[name], wanted, abs_tol=1e-12)
+    found = questions.correlation(lines.assign(policy="random", bias=1.0))
+    assert math.isnan(found["all_runs"])
 
 
 # --- a sweep ------------------------------------------------------------------------------------
@@ -454,11 +461,14 @@ def test_a_point_of_a_sweep(whole: Path, tmp_path: Path) -> None:
     assert told == [(done, len(PARTS)) for done in range(len(PARTS))]
     lines = command.lines(base, out)
     assert [line["policy"] for line in lines][-2:] == ["qmix", "perfect"]
-    one = matching(read_table(whole / "accuracy" / "final.csv"), seed=1000, policy="perfect")
-    assert lines[-1]["accuracy"] == one[2]["accuracy"]  # alpha 0.5, 21 clusters
+    one = matching(read_frame(whole / "accuracy" / "final.csv"), seed=1000, policy="perfect")
+    assert lines[-1]["accuracy"] == matching(one, alpha=0.5, clusters=21)["accuracy"].item()
 
 
 # --- rules --------------------------------------------------------------------------------------
+
+
+answer = claims.answer_of
 
 
 def made_up_cells(gap: dict[str, float], error: float = 0.01) -> list[dict[str, Any]]:
@@ -482,34 +492,34 @@ BELOW = {"random": 0.2, "max-individual-rate": 0.2, "max-sum-rate": 0.1, "perfec
 
 def test_rule_above_every_heuristic() -> None:
     cells = made_up_cells(BELOW)
-    facts = {"accuracy": {"cells": cells}}
-    assert claims.above_every_heuristic(facts)[1:] == ("holds", "")
+    facts = {"cells": cells}
+    assert answer(claims.above_every_heuristic, facts)[1:] == ("holds", "")
     cells[4]["qmix_minus"]["max-sum-rate"] = [0.1, 0.06]  # within noise
-    measured, verdict, when = claims.above_every_heuristic(facts)
+    measured, verdict, when = answer(claims.above_every_heuristic, facts)
     assert verdict == "holds only when"
     assert when == "not at alpha 5, n_c 21"
     assert "max-sum-rate in 8" in measured
     for cell in cells:
         cell["qmix_minus"]["max-sum-rate"] = [-0.1, 0.01]
-    _, verdict, when = claims.above_every_heuristic(facts)
+    _, verdict, when = answer(claims.above_every_heuristic, facts)
     assert verdict == "holds only when"
     assert when == "compared with random alone; compared with max-individual-rate alone"
     for cell in cells:
         cell["qmix_minus"] |= {name: [-0.1, 0.01] for name in BELOW}
-    assert claims.above_every_heuristic(facts)[1:] == ("does not hold", "")
+    assert answer(claims.above_every_heuristic, facts)[1:] == ("does not hold", "")
 
 
 def test_rule_above_the_schedule_and_close_to_perfect() -> None:
-    facts = {"accuracy": {"cells": made_up_cells(BELOW | {"block-fading-schedule": 0.0})}}
-    assert claims.above_the_schedule(facts)[1] == "does not hold"
-    assert claims.close_to_perfect(facts)[1] == "holds"  # 1 point below perfect
-    facts["accuracy"]["cells"][0]["policies"]["perfect"]["accuracy"] = 0.53
-    assert claims.close_to_perfect(facts)[1:] == (
+    facts = {"cells": made_up_cells(BELOW | {"block-fading-schedule": 0.0})}
+    assert answer(claims.above_the_schedule, facts)[1] == "does not hold"
+    assert answer(claims.close_to_perfect, facts)[1] == "holds"  # 1 point below perfect
+    facts["cells"][0]["policies"]["perfect"]["accuracy"] = 0.53
+    assert answer(claims.close_to_perfect, facts)[1:] == (
         "holds only when",
         "at alpha 0.5, n_c 21; at alpha 0.5, n_c 28",
     )
-    facts["accuracy"]["cells"][1]["policies"]["perfect"]["accuracy"] = 0.9  # alpha 5: not asked
-    assert claims.close_to_perfect(facts)[1] == "holds only when"
+    facts["cells"][1]["policies"]["perfect"]["accuracy"] = 0.9  # alpha 5: not asked
+    assert answer(claims.close_to_perfect, facts)[1] == "holds only when"
 
 
 def test_rule_sum_rate_declines() -> None:
@@ -520,37 +530,25 @@ def test_rule_sum_rate_declines() -> None:
             for policy, value in (("max-sum-rate", fall), ("random", other), ("perfect", 0.2))
         ]
 
-    facts = {
-        "accuracy": {"with_clusters": lines(-0.05, 0.0), "uploads_with_clusters": lines(-1, 0)}
-    }
-    assert claims.sum_rate_declines(facts)[1] == "holds"
-    assert "its uploads -1.00 a round" in claims.sum_rate_declines(facts)[0]
-    facts["accuracy"]["with_clusters"] = lines(-0.005, 0.0)  # within noise
-    assert claims.sum_rate_declines(facts)[1] == "does not hold"
-    facts["accuracy"]["with_clusters"] = lines(-0.05, -0.05)
-    measured, verdict, _ = claims.sum_rate_declines(facts)
+    facts = {"with_clusters": lines(-0.05, 0.0), "uploads_with_clusters": lines(-1, 0)}
+    assert answer(claims.sum_rate_declines, facts)[1] == "holds"
+    assert "its uploads -1.00 a round" in answer(claims.sum_rate_declines, facts)[0]
+    facts["with_clusters"] = lines(-0.005, 0.0)  # within noise
+    assert answer(claims.sum_rate_declines, facts)[1] == "does not hold"
+    facts["with_clusters"] = lines(-0.05, -0.05)
+    measured, verdict, _ = answer(claims.sum_rate_declines, facts)
     assert verdict == "does not hold"
     assert "moved too: random" in measured
 
 
 def test_rule_heuristics_improve() -> None:
-    facts = {
-        "accuracy": {
-            "with_alpha": [
-                {
-                    "clusters": clusters,
-                    "policy": policy,
-                    "overall": [0.05, 0.01],
-                    "steps": [[0.04, 0.01], [0.01, 0.01]],
-                }
-                for clusters in (14, 21)
-                for policy in ("random", "max-individual-rate", "max-sum-rate", "qmix")
-            ]
-        }
-    }
-    assert claims.heuristics_improve(facts)[1] == "holds"
-    facts["accuracy"]["with_alpha"][0]["steps"][1] = [-0.03, 0.01]
-    assert claims.heuristics_improve(facts)[1:] == (
+    steps = {"overall": [0.05, 0.01], "steps": [[0.04, 0.01], [0.01, 0.01]]}
+    policies = ("random", "max-individual-rate", "max-sum-rate", "qmix")
+    lines = [{"clusters": n, "policy": p, **deepcopy(steps)} for n in (14, 21) for p in policies]
+    facts = {"with_alpha": lines}
+    assert answer(claims.heuristics_improve, facts)[1] == "holds"
+    facts["with_alpha"][0]["steps"][1] = [-0.03, 0.01]
+    assert answer(claims.heuristics_improve, facts)[1:] == (
         "holds only when",
         "for max-individual-rate; for max-sum-rate",
     )
@@ -559,13 +557,13 @@ def test_rule_heuristics_improve() -> None:
 def judged(alpha: float, seeds: Sequence[int]) -> dict[str, claims.Claim]:
     """One cell in which the paper's order of policies holds."""
     policies = [*setting.HEURISTICS, setting.SCHEDULE, "qmix", "qmix-plus", "perfect"]
-    final: list[Line] = [
+    final = DataFrame(
         {"policy": policy, "seed": seed, "alpha": alpha, "clusters": 21.0}
         | dict.fromkeys(("accuracy", "uploads", "fairness", "bias"), 0.5 + 0.01 * place)
         for place, policy in enumerate(policies)
         for seed in seeds
-    ]
-    return {claim.says: claim for claim in claims.judge({"accuracy": accuracy._facts(final)})}
+    )
+    return {claim.says: claim for claim in claims.judge({"accuracy": questions.facts_of(final)})}
 
 
 @pytest.mark.parametrize(("alpha", "measured"), [(0.5, True), (5.0, False)])
@@ -590,46 +588,44 @@ def test_one_seed_shows_no_noise_to_be_beyond() -> None:
     assert above.verdict == "not measured"
     assert "one seed alone was run" in above.measured
     assert found["close to perfect upload at alpha 0.5"].verdict != "not measured"  # needs none
-    cell: Line = {"snr": 10.0, "spread": 0.0, "gain": 1.0, "error": math.nan, "pays": True}
-    sentence = regimes._sentence("uploads", "agents", [cell])
+    cell = {"snr": 10.0, "spread": 0.0, "gain": 1.0, "error": math.nan, "pays": True}
+    sentence = regimes.sentence("uploads", "agents", DataFrame([cell]))
     assert "a round, in the one seed that was run, in 1 of 1 cells" in sentence
     assert "noise" not in sentence
 
 
 def test_rules_of_the_ablation() -> None:
     facts = {
-        "ablation": {
-            "hurt": {"gradient": [0.03, 0.01], "fading": [0.1, 0.01]},
-            "fading_more": [0.07, 0.01],
-            "variants": [
-                {"hidden": "nothing", "band": 0.01, "uploads": 4.0},
-                {"hidden": "gradient", "band": 0.01, "uploads": 4.0},
-                {"hidden": "fading", "band": 0.05, "uploads": 1.0},
-            ],
-        }
+        "hurt": {"gradient": [0.03, 0.01], "fading": [0.1, 0.01]},
+        "fading_more": [0.07, 0.01],
+        "variants": [
+            {"hidden": "nothing", "band": 0.01, "uploads": 4.0},
+            {"hidden": "gradient", "band": 0.01, "uploads": 4.0},
+            {"hidden": "fading", "band": 0.05, "uploads": 1.0},
+        ],
     }
-    assert claims.hidden_gradient_hurts(facts)[1] == "holds"
-    assert claims.hidden_fading_hurts_more(facts)[1] == "holds"
-    facts["ablation"]["fading_more"] = [0.01, 0.01]
-    assert claims.hidden_fading_hurts_more(facts)[1:] == (
+    assert answer(claims.hidden_gradient_hurts, facts)[1] == "holds"
+    assert answer(claims.hidden_fading_hurts_more, facts)[1] == "holds"
+    facts["fading_more"] = [0.01, 0.01]
+    assert answer(claims.hidden_fading_hurts_more, facts)[1:] == (
         "holds only when",
         "it hurts at all; its 10-90 % band is wider",
     )
-    facts["ablation"]["hurt"] = {"gradient": [0.01, 0.01], "fading": [-0.1, 0.01]}
-    assert claims.hidden_gradient_hurts(facts)[1] == "does not hold"
-    assert claims.hidden_fading_hurts_more(facts)[1] == "does not hold"
+    facts["hurt"] = {"gradient": [0.01, 0.01], "fading": [-0.1, 0.01]}
+    assert answer(claims.hidden_gradient_hurts, facts)[1] == "does not hold"
+    assert answer(claims.hidden_fading_hurts_more, facts)[1] == "does not hold"
 
 
 def test_rule_reward_converges() -> None:
     good = {"seed": 0.0, "start": 0.1, "best": 1.1, "before_last": 1.08, "last": 1.09}
-    facts = {"reward": {"episodes": 30_000, "seeds": [good, good | {"seed": 1.0}]}}
-    assert claims.reward_converges(facts)[1] == "holds"
-    facts["reward"]["seeds"][1] = good | {"seed": 1.0, "last": 0.6}  # collapsed at the end
-    assert claims.reward_converges(facts)[1:] == ("holds only when", "in training seed 0")
-    facts["reward"]["seeds"][0] = good | {"before_last": 0.9, "last": 1.1}  # still rising
-    assert claims.reward_converges(facts)[1] == "does not hold"
-    facts["reward"]["episodes"] = 2_000
-    assert claims.reward_converges(facts)[1] == "not measured"
+    facts = {"episodes": 30_000, "seeds": [good, good | {"seed": 1.0}]}
+    assert answer(claims.reward_converges, facts)[1] == "holds"
+    facts["seeds"][1] = good | {"seed": 1.0, "last": 0.6}  # collapsed at the end
+    assert answer(claims.reward_converges, facts)[1:] == ("holds only when", "in training seed 0")
+    facts["seeds"][0] = good | {"before_last": 0.9, "last": 1.1}  # still rising
+    assert answer(claims.reward_converges, facts)[1] == "does not hold"
+    facts["episodes"] = 2_000
+    assert answer(claims.reward_converges, facts)[1] == "not measured"
 
 
 def test_rule_second_term_tracks() -> None:
@@ -637,21 +633,21 @@ def test_rule_second_term_tracks() -> None:
         {"alpha": alpha, "clusters": 21, "all_runs": -0.9, "within_seeds": -0.9, "uploads": 0.9}
         for alpha in (0.5, 5)
     ]
-    assert claims.second_term_tracks({"bound": {"cells": cells}})[1] == "holds"
+    assert answer(claims.second_term_tracks, {"cells": cells})[1] == "holds"
     cells[0]["all_runs"] = -0.4
-    verdict = claims.second_term_tracks({"bound": {"cells": cells}})[1:]
+    verdict = answer(claims.second_term_tracks, {"cells": cells})[1:]
     assert verdict == ("holds only when", "at alpha 5, n_c 21")
 
 
 def test_rule_plus_not_below_local() -> None:
     cells = made_up_cells(BELOW | {"block-fading-schedule": 0.0})
-    facts = {"accuracy": {"cells": cells}}
-    assert claims.plus_not_below_local(facts)[1] == "not measured"
+    facts = {"cells": cells}
+    assert answer(claims.plus_not_below_local, facts)[1] == "not measured"
     for cell in cells:
         cell["plus_minus"] = {name: [-0.01, 0.01] for name in claims.DECENTRALISED}
-    assert claims.plus_not_below_local(facts)[1] == "holds"
+    assert answer(claims.plus_not_below_local, facts)[1] == "holds"
     cells[3]["plus_minus"]["qmix"] = [-0.03, 0.01]
-    assert claims.plus_not_below_local(facts)[1:] == (
+    assert answer(claims.plus_not_below_local, facts)[1:] == (
         "holds only when",
         "at alpha 0.5, n_c 14; at alpha 0.5, n_c 28",
     )
@@ -662,17 +658,18 @@ def test_what_was_not_run_is_not_judged() -> None:
 
 
 def test_winners_and_what_fading_is_worth() -> None:
-    lines = [
+    lines = DataFrame(
         {"snr": 20.0, "spread": 0.0, "policy": policy, "seed": seed, "uploads": value + 0.1 * seed}
         for policy, value in (("block-fading-schedule", 4.0), ("max-sum-rate", 0.3), ("qmix", 4.0))
         for seed in (0.0, 1.0)
-    ]
-    (cell,) = regimes.winners(lines, "uploads", ["block-fading-schedule", "max-sum-rate"])
+    )
+    found = regimes.winners(lines, "uploads", ["block-fading-schedule", "max-sum-rate"])
+    (cell,) = found.to_dict("records")
     assert (cell["winner"], cell["next"]) == ("block-fading-schedule", "max-sum-rate")
     assert math.isclose(cell["margin"], 3.7)
-    (gain,) = regimes.gains(lines, "uploads", regimes.CENTRAL)
+    (gain,) = regimes.gains(lines, "uploads", regimes.CENTRAL).to_dict("records")
     assert not gain["pays"]
-    (gain,) = regimes.gains(lines, "uploads", ["qmix"])
+    (gain,) = regimes.gains(lines, "uploads", ["qmix"]).to_dict("records")
     assert gain["gain"] == 0
     assert not gain["pays"]
 
@@ -681,9 +678,9 @@ def test_rows_of_a_finished_run_are_read_whole(whole: Path) -> None:
     folder = next(whole.glob("accuracy/runs/*/baselines-seed-1000"))
     rows = read_rows(folder / "metrics.csv")
     assert {row.seed for row in rows} == {1000}
-    final = read_table(whole / "accuracy" / "final.csv")
+    final = read_frame(whole / "accuracy" / "final.csv")
     config = load_config(folder / "config.yaml")
-    where = {"alpha": config.learning.alpha, "clusters": float(config.radio.clusters)}
-    line = matching(final, policy="random", seed=1000, **where)[0]
-    assert math.isclose(line["uploads"], series(rows, "random", "delivered").mean(), rel_tol=1e-5)
+    where = {"alpha": config.learning.alpha, "clusters": config.radio.clusters}
+    uploads = matching(final, policy="random", seed=1000, **where)["uploads"].item()
+    assert math.isclose(uploads, series(rows, "random", "delivered").mean(), rel_tol=1e-5)
     assert changed(config, {"run.seeds": 2}).run.seeds == 2

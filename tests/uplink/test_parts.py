@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from fedfade.agents.policy import scope_of
 
 from fedfade import seams
+from fedfade.agents import scope_of
 from fedfade.agents.export import normalisation
 from fedfade.allocation import load_policy, play_round
 from fedfade.config import Config, load_config
@@ -26,7 +26,7 @@ from fedfade.uplink import (
     static_observation,
 )
 
-PAGE = Path(__file__).parents[2] / "docs" / "environment.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "own-observation-part.md"
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ Generators = Sequence[torch.Generator]  # of initial weights, one per run
 
 
 class AgentNetworks(nn.Module):
-    """Q_n(z_n, .) of every agent of every run.
+    """Q_n(z_n, .) of every agent of every run (paper: eq. 32).
 
     Observations [run x agent, batch, width] become values [run x agent, batch, action]. There are
     as many runs as generators of initial weights. With `share`, one network serves all agents of

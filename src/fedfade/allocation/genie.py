@@ -2,9 +2,9 @@
 
 Any choice of bands and powers gives client n in a slot and sub-band at most x_n L_n nats, where
 x_n is its share of the received power, L_n = (1 + 1/P_n) ln(1 + P_n) and P_n its SNR at full
-power (docs/policies.md has the three lines of proof). Shares on a sub-band sum to at most
-T/(1+T), T the sum of all P_n, and a client is on one sub-band at a time. So for any
-prices mu in [0, 1]^N, the number of clients that deliver S bits is at most
+power (docs/explanation/policies.md has the three lines of proof). Shares on a sub-band sum to at
+most T/(1+T), T the sum of all P_n, and a client is on one sub-band at a time. So for any prices
+mu in [0, 1]^N, the number of clients that deliver S bits is at most
 
     sum_n (1 - mu_n) + (1/S) sum over slots of the best assignment of mu_n L_n to sub-bands.
 

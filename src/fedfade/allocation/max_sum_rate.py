@@ -5,10 +5,11 @@ power, so some optimum uses only full power and silence (Inaltekin & Hanly, 2012
 is who shares which sub-band: a best partition of clients, found in three steps.
 
 1. Assignment with a certificate. A sub-band shared by clients whose strongest has received SNR
-   P carries at most max(1, ln(1 + P)) nats (docs/policies.md has the proof), so sharing beats
-   the best single client only where everybody is weaker than e - 1 (2.35 dB), and then stays
-   below 1 nat. Give every sub-band an imaginary client worth 1 nat: if the best assignment
-   does not use one, it is the optimum. Above about 10 dB this settles nearly every slot.
+   P carries at most max(1, ln(1 + P)) nats (docs/explanation/policies.md has the proof), so
+   sharing beats the best single client only where everybody is weaker than e - 1 (2.35 dB), and
+   then stays below 1 nat. Give every sub-band an imaginary client worth 1 nat: if the best
+   assignment does not use one, it is the optimum. Above about 10 dB this settles nearly every
+   slot.
 2. Otherwise, up to 12 clients: the value of every subset of clients on every sub-band, then a
    max-plus subset convolution over sub-bands, 3^N steps each. Exact.
 3. Otherwise: local search from the assignment, moving one client at a time while the sum

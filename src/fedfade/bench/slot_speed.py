@@ -33,7 +33,7 @@ PAYLOAD_BITS = 9_932_960
 CLIENTS = (10, 100, 1000, 10_000)
 SLOTS = 10
 LOW = "max-sum-rate at -10 dB"
-"""Where no certificate spares the search (docs/policies.md)."""
+"""Where no certificate spares the search (docs/explanation/policies.md)."""
 POLICIES = ("block-fading-schedule", "shortest-remaining-first", "max-sum-rate", LOW)
 LIMIT_S = 20.0  # a policy that needs longer for its slots is not tried with more clients
 GRAM_WIDTH = 94_410  # parameters of the paper's CNN on digits

@@ -16,7 +16,9 @@ _SHOWN = 40  # lines of the table on the terminal; the file has all
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="SWEEP.yaml", help="what to run; docs/scale.md")],
+    file: Annotated[
+        Path, typer.Argument(metavar="SWEEP.yaml", help="what to run; docs/how-to/sweep.md")
+    ],
     workers: Annotated[
         int | None, typer.Option(min=1, help="processes on this machine; one a core if not given")
     ] = None,

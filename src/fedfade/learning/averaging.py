@@ -113,8 +113,10 @@ def _weighted(share: Tensor, values: Tensor, finite: Tensor) -> Tensor:
 
 
 def gradient_bias(updates: Updates, delivered: Tensor) -> Tensor:
-    """|mean of all g_n - mean of the delivered g_n|^2, the bound's second term (paper: eq. 25):
-    [run]. Where nobody delivered the second mean is 0."""
+    """|mean of all g_n - mean of the delivered g_n|^2, the bound's second term (paper: eq. 25).
+
+    The mean of all is the ideally uploaded gradient (paper: eq. 17); that of nobody's is 0. [run]
+    """
     count = delivered.sum(-1, keepdim=True).clamp(min=1)
     finite = updates.finite
     share = finite / finite.sum(-1, keepdim=True).clamp(min=1) - delivered / count

@@ -206,8 +206,8 @@ class Models:
             clients = range(config.clients)
         else:
             drawn = drawn[:, list(clients)]
-        seeds = [seed for _, seeds in self.tasks for seed in seeds]
-        work = LocalWork(drawn, config.local_rate, config.proximal, seeds, number, clients)
+        every = [seed for _, seeds in self.tasks for seed in seeds]
+        work = LocalWork(drawn, config.local_rate, config.proximal, every, number, clients)
         trained = self.lead.engine.train(state, work)
         if self.lead.device.type == "cuda":  # drawn while the GPU trains: half its wait
             for federation, seeds in self.tasks:

@@ -114,7 +114,7 @@ class ModelReplica:
         return [buffers[name] for name in self.buffer_layout.shapes]
 
     def train(self, samples: Tensor, rate: float, proximal: float, start: list[Tensor]) -> Tensor:
-        """SGD over samples [step, sample] (paper: eq. 4, eq. 5); returns the mean loss."""
+        """SGD over samples [step, sample] (paper: eq. 4 and 5); returns the mean loss."""
         self.model.train()
         total = torch.zeros((), device=samples.device)
         for batch in samples:

@@ -3,8 +3,8 @@
     E[F(w_{t+1})] - F(w_t) <= C1 |grad F(w_t)|^2 + C2 E|gbar - g|^2 + C3       (paper: eq. 25)
 
 gbar is the average of all clients' updates (paper: eq. 17), g that of the delivered ones
-(paper: eq. 16). docs/theory.md proves the bound again, says where the printed proof slips, and
-derives `rescaled_constants`.
+(paper: eq. 16). docs/explanation/theory.md proves the bound again, says where the printed proof
+slips, and derives `rescaled_constants`.
 """
 
 import math
@@ -68,11 +68,8 @@ def paper_constants(problem: Problem) -> Constants:
         + 3 * server**2 * local**2 * steps * smooth
         + 6 * server * local**4 * steps**3 * smooth**2
     )
-    return Constants(
-        c1=shared - server / 2,
-        c2=server * (1 + server * smooth),
-        c3=shared * problem.global_variance + noise * problem.local_variance,
-    )
+    c3 = shared * problem.global_variance + noise * problem.local_variance
+    return Constants(c1=shared - server / 2, c2=server * (1 + server * smooth), c3=c3)
 
 
 def rescaled_constants(problem: Problem) -> Constants:
@@ -80,14 +77,11 @@ def rescaled_constants(problem: Problem) -> Constants:
 
     The paper's C1 is positive whenever eta_l E < 1/2, because it measures an update of size
     eta_l E |grad F| against |grad F| itself. Measured on its own scale, C1 is negative as soon as
-    eta_l E L is small (derivation in docs/theory.md).
+    eta_l E L is small (derivation in docs/explanation/theory.md).
     """
     local, server, steps = problem.local_rate, problem.global_rate, problem.steps
     reach, smooth = local * steps, problem.smoothness
     drift = server * reach * smooth**2 + smooth * server**2
     noise = 12 * reach**2 * problem.global_variance + 3 * local**2 * steps * problem.local_variance
-    return Constants(
-        c1=12 * reach**2 * drift - server * reach / 2,
-        c2=server / reach + smooth * server**2,
-        c3=drift * noise,
-    )
+    c1 = 12 * reach**2 * drift - server * reach / 2
+    return Constants(c1, c2=server / reach + smooth * server**2, c3=drift * noise)

@@ -87,7 +87,7 @@ class SyntheticGradients:
 
     A client's deviation is a direction all share, one of its own, and fresh noise; they shrink
     as training goes on. Sizes and angles are those of the paper's CNN on CIFAR-10
-    (docs/environment.md shows both).
+    (docs/explanation/environment.md shows both).
     """
 
     def __init__(self, config: Config, device: torch.device | str = "cpu") -> None:

@@ -38,9 +38,9 @@ def slot_reward(
 ) -> Tensor:
     """Reward of one slot (paper: eq. 30 and 31): [episode].
 
-    `normalised` is `normalised_inner(round_.inner)`, the same in all slots of a round. Eq. 30's
-    bracket over the clients finishing now is |sum over D and D-|^2 - |sum over D-|^2, with a
-    symmetric matrix G and 0/1 vectors a, b of those sets (a - b)' G (a + b).
+    `normalised` is `normalised_inner(round_.inner)`, the same in all slots of a round. The
+    bracket over the clients that finish now is |sum over D and D-|^2 - |sum over D-|^2. With a
+    symmetric matrix G and 0/1 vectors a, b of those sets it is (a - b)' G (a + b).
     """
     weights = scenario.reward
     done, done_before = after.finished, before.finished

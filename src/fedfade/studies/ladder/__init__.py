@@ -10,19 +10,3 @@ rounds, without learning; agents that look at gradients see invented ones.
     OUT/ladder.png, OUT/ladder.md    the same to look at
     OUT/accuracy/, OUT/accuracy.csv  federated runs in two of the cells, where asked for
 """
-
-from fedfade.studies.ladder.federated import accuracy, accuracy_rounds
-from fedfade.studies.ladder.rungs import SCALES, Ladder, make_ladder
-from fedfade.studies.ladder.tables import ladder_table, policy_table
-from fedfade.studies.ladder.uploads import play
-
-__all__ = [
-    "SCALES",
-    "Ladder",
-    "accuracy",
-    "accuracy_rounds",
-    "ladder_table",
-    "make_ladder",
-    "play",
-    "policy_table",
-]

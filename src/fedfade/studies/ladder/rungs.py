@@ -1,20 +1,16 @@
 """The ladder: what clients may know, who uses it, and the cells it is tried in."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedfade.agents import load_policy_checkpoint
-from fedfade.agents.checkpoint import Checkpoint, load_checkpoint, trained_folders
+from fedfade.agents import load_checkpoint, load_policy_checkpoint, scope_of, trained_folders
 from fedfade.allocation import GENIE, policy_names
 from fedfade.config import Config, changed, load_config
 from fedfade.errors import UserError, not_allowed
-from fedfade.studies.paper import setting
-from fedfade.studies.paper.regimes import ring
+from fedfade.studies.paper import SCALES as PAPER_SCALES
+from fedfade.studies.paper.regimes import FEEDBACK, ONCE_A_ROUND, ring
 from fedfade.studies.paper.setting import cycle_seeds
 
 FIRST_SEED = 2000
@@ -43,7 +39,8 @@ def rungs(slots: int, ages: Sequence[int] = AGES) -> list[Rung]:
     >>> [rung.name for rung in rungs(250, [5])]
     ['gains', 'own fading', 'finished', 'progress', 'CSI 5 old', 'CSI fresh', 'bound']
     """
-    csi = [
+    central = ("shortest-remaining-first", "max-sum-rate", "deadline-matching")
+    old = [
         Rung(
             f"CSI {age} old",
             f"everybody's fading of {age} slot{'s' if age > 1 else ''} ago",
@@ -52,31 +49,18 @@ def rungs(slots: int, ages: Sequence[int] = AGES) -> list[Rung]:
         for age in ages
     ]
     return [
-        Rung(
-            "gains",
-            "large-scale gains of all, once a round",
-            ("block-fading-schedule", "wrap-around-schedule"),
-        ),
+        Rung("gains", "large-scale gains of all, once a round", ONCE_A_ROUND),
         Rung("own fading", "own fading on every sub-band", ("wrap-around-choice",)),
-        Rung(
-            "finished",
-            "who has finished, a bit a client and slot",
-            ("block-fading-schedule-feedback", "deadline-feedback"),
-        ),
+        Rung("finished", "who has finished, a bit a client and slot", FEEDBACK),
         # Fading that is a round old never arrives.
         Rung("progress", "how much everybody has left", (f"deadline-matching@{slots}",)),
-        *csi,
-        Rung(
-            "CSI fresh",
-            "everybody's fading of this slot",
-            ("shortest-remaining-first", "max-sum-rate", "deadline-matching"),
-        ),
+        *old,
+        Rung("CSI fresh", "everybody's fading of this slot", central),
         Rung("bound", "all of the round in advance (bound)", (GENIE,)),
     ]
 
 
-@dataclass(frozen=True)
-class Scale:
+class LadderScale(NamedTuple):
     """How much is played."""
 
     overrides: tuple[str, ...]
@@ -87,59 +71,37 @@ class Scale:
     rounds: int
 
 
+_SMALL = (*PAPER_SCALES["small"].overrides, "run.rounds=2")  # checks the code, not the channel
 SCALES = {
-    "full": Scale((), (15.0, 20.0, 25.0), (0.0, 3.0, 10.85), SPEEDS_MPS, 20, 5),
-    # Checks the code, not the channel.
-    "small": Scale(
-        (*setting.SCALES["small"].overrides, "run.rounds=2"),
-        (20.0,),
-        (0.0, 3.0),
-        (0.83, 18.12),
-        2,
-        2,
-    ),
+    "full": LadderScale((), (15.0, 20.0, 25.0), (0.0, 3.0, 10.85), SPEEDS_MPS, 20, 5),
+    "small": LadderScale(_SMALL, (20.0,), (0.0, 3.0), (0.83, 18.12), 2, 2),
 }
 
 
-@dataclass(frozen=True)
-class Agents:
-    """A training to be placed on the ladder."""
+class Agents(NamedTuple):
+    """A training to be placed on the ladder: folder, configuration and digest by seed."""
 
     name: str
-    folders: tuple[Path, ...]  # one a trained seed
-    checkpoints: tuple[Checkpoint, ...]
-
-    @property
-    def config(self) -> Config:
-        """How the first of them was trained."""
-        return self.checkpoints[0].config
+    folders: list[Path]
+    configs: list[Config]
+    digests: list[str]
 
     @property
     def age(self) -> int | None:
         """How old everybody's fading is when they see it, None if they do not."""
-        from fedfade.agents.trained import scope_of
-
-        if scope_of(self.config) != "csi":
-            return None
-        return self.config.allocation.csi_delay_slots
+        config = self.configs[0]
+        return config.allocation.csi_delay_slots if scope_of(config) == "csi" else None
 
     @property
     def rung(self) -> str:
         """The lowest rung with all they observe."""
-        from fedfade.agents import scope_of
-
-        allocation = self.config.allocation
+        allocation = self.configs[0].allocation
         if self.age is not None:
             return f"CSI {self.age} old" if self.age else "CSI fresh"
-        if scope_of(self.config) == "feedback":
+        if scope_of(self.configs[0]) == "feedback":
             return "finished"
         sees = {"fading", "reservation"} & {*allocation.observe} and "fading" not in allocation.hide
         return "own fading" if sees else "gains"
-
-    @property
-    def digests(self) -> list[str]:
-        """Of the networks."""
-        return [checkpoint.files["agents"]["sha256"] for checkpoint in self.checkpoints]
 
 
 def load_agents(asked: Sequence[str]) -> list[Agents]:
@@ -153,41 +115,57 @@ def load_agents(asked: Sequence[str]) -> list[Agents]:
             raise UserError(f"--checkpoint {name!r} is the name of a policy: choose another.")
         if name in found:
             raise UserError(f"--checkpoint {name!r} is given twice: choose another name.")
-        folders = tuple(trained_folders(Path(folder)))
-        found[name] = Agents(name, folders, tuple(map(load_checkpoint, folders)))
+        folders = [*trained_folders(Path(folder))]
+        stored = [*map(load_checkpoint, folders)]
+        digests = [one.files["agents"]["sha256"] for one in stored]
+        found[name] = Agents(name, folders, [one.config for one in stored], digests)
     return list(found.values())
 
 
-@dataclass(frozen=True)
-class Place:
+class LadderCell(NamedTuple):
     """A cell at a speed."""
 
-    cell: str
+    name: str
     speed_mps: float
     config: Config
     rounds: tuple[int, ...]  # of the run, those that are played
 
+    @property
+    def labels(self) -> dict[str, Any]:
+        """What tells it apart in tables."""
+        return {"cell": self.name, "speed": self.speed_mps}
 
-@dataclass(frozen=True)
-class Ladder:
+
+class Ladder(NamedTuple):
     """What is to be played where."""
 
     base: Config
-    rungs: tuple[Rung, ...]
-    places: tuple[Place, ...]
-    agents: tuple[Agents, ...]
-    policies: tuple[str, ...]  # those without learning
-    ages: tuple[int, ...]  # slots, of everybody's fading where it is not fresh
+    rungs: list[Rung]
+    cells: list[LadderCell]
+    agents: list[Agents]
+    ages: list[int]  # slots, of everybody's fading where it is not fresh
 
     @property
-    def cells(self) -> list[str]:
-        """In the order of the figure."""
-        return list(dict.fromkeys(place.cell for place in self.places))
+    def policies(self) -> list[str]:
+        """Those without learning."""
+        return [name for rung in self.rungs for name in rung.policies]
+
+    @property
+    def names(self) -> list[str]:
+        """Of the cells, in the order of the figure."""
+        return list(dict.fromkeys(cell.name for cell in self.cells))
 
     @property
     def speeds_mps(self) -> list[float]:
         """Slowest first."""
-        return list(dict.fromkeys(place.speed_mps for place in self.places))
+        return list(dict.fromkeys(cell.speed_mps for cell in self.cells))
+
+    @property
+    def accuracy_cells(self) -> list[LadderCell]:
+        """The cell in the middle of the map, and the preset's own."""
+        on_the_ring = self.names[:-1]
+        chosen = (on_the_ring[len(on_the_ring) // 2], OWN)
+        return [cell for cell in self.cells if cell.name in chosen]
 
 
 def make_ladder(
@@ -207,25 +185,23 @@ def make_ladder(
         raise not_allowed("learning.payload_bits", "auto", "a number, as nothing is learned")
     agents = load_agents(checkpoints)
     ages = sorted({*AGES, *(a.age for a in agents if a.age)}, reverse=True)
-    ladder = rungs(base.radio.slots, ages)
     run = {"run.seed": FIRST_SEED, "run.seeds": size.seeds if seeds is None else seeds}
     played = _spread_out(size.rounds if rounds is None else rounds, base.run.rounds)
-    cells: dict[str, dict[str, Any]] = {
+    fields_of: dict[str, dict[str, Any]] = {
         f"{snr:g} dB, spread {spread:g} dB": ring(snr, spread)
         for snr in size.snrs_db
         for spread in size.spreads_db
     }
-    places = [
-        Place(name, speed, changed(base, {**fields, **run, "radio.speed_mps": speed}), played)
-        for name, fields in {**cells, OWN: {}}.items()
+    cells = [
+        LadderCell(name, speed, changed(base, {**fields, **run, "radio.speed_mps": speed}), played)
+        for name, fields in {**fields_of, OWN: {}}.items()
         for speed in size.speeds_mps
     ]
     for some in agents:
-        _check_unseen(some, places[0].config)
-        for place in places:
-            load_policy_checkpoint(some.folders[0], as_trained(place.config, some))
-    policies = [name for rung in ladder for name in rung.policies]
-    return Ladder(base, tuple(ladder), tuple(places), tuple(agents), tuple(policies), tuple(ages))
+        check_unseen(some, cells[0].config)
+        for cell in cells:
+            load_policy_checkpoint(some.folders[0], as_trained(cell.config, some))
+    return Ladder(base, rungs(base.radio.slots, ages), cells, agents, ages)
 
 
 def _spread_out(count: int, rounds: int) -> tuple[int, ...]:
@@ -241,15 +217,15 @@ def _spread_out(count: int, rounds: int) -> tuple[int, ...]:
 
 def as_trained(config: Config, agents: Agents) -> Config:
     """A cell as these agents observe it."""
-    allocation = agents.config.allocation
+    trained = agents.configs[0]
     seen = ("observe", "hide", "csi_delay_slots")
-    fields: dict[str, Any] = {f"allocation.{name}": getattr(allocation, name) for name in seen}
-    return changed(config, {**fields, "run.rounds": agents.config.run.rounds})
+    fields: dict[str, Any] = {f"allocation.{f}": getattr(trained.allocation, f) for f in seen}
+    return changed(config, {**fields, "run.rounds": trained.run.rounds})
 
 
-def _check_unseen(agents: Agents, config: Config) -> None:
-    tested = range(config.run.seed, config.run.seed + config.run.seeds)
-    for checkpoint in agents.checkpoints:
-        own = checkpoint.config
-        if not set(tested).isdisjoint({own.run.seed, *cycle_seeds(own, own.run.seed)}):
+def check_unseen(agents: Agents, config: Config) -> None:
+    """Refuse agents that were trained on seeds they would play."""
+    played = set(range(config.run.seed, config.run.seed + config.run.seeds))
+    for own in agents.configs:
+        if played & {own.run.seed, *cycle_seeds(own, own.run.seed)}:
             raise UserError(f"--checkpoint {agents.name!r} was trained on the seeds it would play.")

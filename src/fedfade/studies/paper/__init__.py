@@ -6,13 +6,7 @@ tables (Markdown) from those alone.
 """
 
 from fedfade.studies.paper.parts import PARTS, all_parts, centre_lines, reproduce
-from fedfade.studies.paper.setting import (
-    SCALES,
-    Grid,
-    Setting,
-    checked_setting,
-    make_setting,
-)
+from fedfade.studies.paper.setting import SCALES, Grid, Setting, checked_setting, make_setting
 
 __all__ = [
     "PARTS",

@@ -1,53 +1,63 @@
-"""The paper's claims, each judged by a stated rule from the figures of the parts.
+"""The paper's claims, each judged by a stated rule from the facts (JSON) of one part.
 
 A pair (mean, error) is a difference taken seed by seed and its standard error. *Beyond noise*
-means more than twice that error; with one seed there is no error, and the sign decides.
+means more than twice that error; with one seed there is no error, and nothing is judged.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from fedfade.allocation import PERFECT
+from fedfade.studies.frames import markdown
 from fedfade.studies.paper.setting import HEURISTICS, QMIX, SCHEDULE
-from fedfade.studies.paper.tables import markdown
 
 Verdict = Literal["holds", "holds only when", "does not hold", "not measured"]
-Facts = Mapping[str, Mapping[str, Any]]
-"""The JSON of every part that was run, by part."""
+Facts = Mapping[str, Any]
+Measured = tuple[str, Mapping[str, bool]]
+Rule = Callable[[Facts], Measured]
+"""From the facts of a part to what was measured and the cases in which the claim held."""
 
-CLOSE = 0.02
-"""Close to perfect upload: within 2 points, what seeds differ by."""
-STAYS = 0.01
-"""An accuracy stays: it moves by no more than 1 point, or no more than noise."""
-TRACKS = -0.7
-"""A rank correlation that tells who ends up better."""
-CONVERGED = 0.05
-"""Share of the whole rise that the last tenth of a training may differ by."""
-LOW_ALPHA = 0.5
-"""The paper's smallest, of which two claims speak."""
+CLOSE = 0.02  # to perfect upload: within 2 points, what seeds differ by
+STAYS = 0.01  # an accuracy that moves by no more than 1 point, or no more than noise
+TRACKS = -0.7  # a rank correlation that tells who ends up better
+CONVERGED = 0.05  # share of the whole rise that the last tenth of a training may differ by
+LOW_ALPHA = 0.5  # the paper's smallest, of which two claims speak
 EPISODES = 30_000
 DECENTRALISED = ("random", "max-individual-rate", SCHEDULE, QMIX)
 
 
 class Claim(NamedTuple):
-    """One line of the table."""
+    """What is claimed, the rule it is judged by, and the verdict."""
 
     says: str
     rule: str
-    measured: str
-    verdict: Verdict
+    part: str
+    measure: Rule
+    measured: str = ""
+    verdict: Verdict = "not measured"
     when: str = ""  # for `holds only when`
 
 
-Answer = tuple[str, Verdict, str]
-"""What was measured, the verdict, and when it holds."""
+CLAIMS: list[Claim] = []
 
 
-class NoNoiseKnown(Exception):
-    """A difference of a single seed was to be judged."""
+_NUMBERS = {"close": 100 * CLOSE, "stays": 100 * STAYS, "converged": 100 * CONVERGED}
+
+
+def _claim(part: str) -> Callable[[Rule], Rule]:
+    """Enter a claim: the docstring of the function says what is claimed, then the rule."""
+
+    def enter(measure: Rule) -> Rule:
+        says, rule = " ".join((measure.__doc__ or "").split()).split(": ", 1)
+        CLAIMS.append(Claim(says, rule.format(tracks=TRACKS, **_NUMBERS), part, measure))
+        return measure
+
+    return enter
+
+
+class NotMeasured(Exception):
+    """Why the facts do not suffice to judge a claim."""
 
 
 def beyond(pair: Sequence[float]) -> bool:
@@ -58,13 +68,12 @@ def beyond(pair: Sequence[float]) -> bool:
     """
     mean, error = pair
     if math.isnan(error):
-        raise NoNoiseKnown
+        raise NotMeasured("one seed alone was run: how far chance moves it is not known")
     return bool(mean > 2 * error)
 
 
 def _below(pair: Sequence[float]) -> bool:
-    mean, error = pair
-    return beyond((-mean, error))
+    return beyond((-pair[0], pair[1]))
 
 
 def verdict_of(held: Mapping[str, bool]) -> tuple[Verdict, str]:
@@ -73,31 +82,23 @@ def verdict_of(held: Mapping[str, bool]) -> tuple[Verdict, str]:
     >>> verdict_of({"a": True, "b": False})
     ('holds only when', 'a')
     """
-    yes = [case for case, holds in held.items() if holds]
-    if len(yes) == len(held) and held:
-        return "holds", ""
-    if not yes:
-        return "does not hold", ""
-    no = [case for case in held if case not in yes]
+    yes, no = ([case for case in held if held[case] == answer] for answer in (True, False))
+    if not yes or not no:
+        return "holds" if yes else "does not hold", ""
     if len(held) > 5 and len(no) < len(yes):
         return "holds only when", f"not {'; not '.join(no)}"
     return "holds only when", "; ".join(yes)
 
 
-def _cell(cell: Mapping[str, Any]) -> str:
+def _cell(cell: Facts) -> str:
     return f"at alpha {cell['alpha']:g}, n_c {cell['clusters']:g}"
 
 
-def _at_low_alpha(facts: Facts) -> list[Mapping[str, Any]]:
-    return [c for c in facts["accuracy"]["cells"] if c["alpha"] == LOW_ALPHA]
-
-
-NO_LOW_ALPHA: Answer = (f"no cell has alpha {LOW_ALPHA:g}", "not measured", "")
-
-
-def _one_value(lines: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether these changes along alpha or n_c lead from nowhere to nowhere."""
-    return not any(line["steps"] for line in lines)
+def _at_low_alpha(facts: Facts) -> list[Facts]:
+    chosen = [cell for cell in facts["cells"] if cell["alpha"] == LOW_ALPHA]
+    if not chosen:
+        raise NotMeasured(f"no cell has alpha {LOW_ALPHA:g}")
+    return chosen
 
 
 def _points(pair: Sequence[float]) -> str:
@@ -105,295 +106,199 @@ def _points(pair: Sequence[float]) -> str:
     return f"{100 * mean:+.1f}" + ("" if math.isnan(error) else f"±{100 * error:.1f}")
 
 
-# --- the rules ---------------------------------------------------------------------------------
+def _listed(values: Iterable[float], form: str = "g") -> str:
+    return ", ".join(f"{value:{form}}" for value in values)
 
 
-def above_every_heuristic(facts: Facts) -> Answer:
-    """QMIX's final accuracy above each of the three heuristics."""
-    cells = facts["accuracy"]["cells"]
-    beaten = {h: [beyond(c["qmix_minus"][h]) for c in cells] for h in HEURISTICS}
-    all_three = dict(
-        zip(map(_cell, cells), map(all, zip(*beaten.values(), strict=True)), strict=True)
-    )
+# --- the claims, in the order of the table -----------------------------------------------------
+
+
+@_claim("accuracy")
+def above_every_heuristic(facts: Facts) -> Measured:
+    """QMIX above every heuristic in all nine cells: final accuracy above random, max individual
+    rate and max sum rate beyond noise, in each cell"""
+    cells = facts["cells"]
+    beaten = {h: [beyond(cell["qmix_minus"][h]) for cell in cells] for h in HEURISTICS}
+    rows = zip(cells, *beaten.values(), strict=True)
+    all_three = {_cell(cell): all(each) for cell, *each in rows}
     text = []
     for h in HEURISTICS:
-        gaps = [100 * c["qmix_minus"][h][0] for c in cells]
+        gaps = [100 * cell["qmix_minus"][h][0] for cell in cells]
         text.append(f"{h} in {sum(beaten[h])} ({min(gaps):+.1f} to {max(gaps):+.1f} points)")
-    measured = f"of {len(cells)} cells, above {'; '.join(text)}"
-    if any(all_three.values()):
-        return (measured, *verdict_of(all_three))
-    # Nowhere above all three, but perhaps everywhere above some.
+    # Nowhere above all three, it may still be above some everywhere.
     weaker = {f"compared with {h} alone": all(beaten[h]) for h in HEURISTICS}
-    return (measured, *verdict_of(weaker))
+    measured = f"of {len(cells)} cells, above {'; '.join(text)}"
+    return measured, all_three if any(all_three.values()) else weaker
 
 
-def above_the_schedule(facts: Facts) -> Answer:
-    """QMIX against the schedule made once a round, which the paper does not have."""
-    cells = facts["accuracy"]["cells"]
-    held = {_cell(c): beyond(c["qmix_minus"][SCHEDULE]) for c in cells}
-    gaps = ", ".join(_points(c["qmix_minus"][SCHEDULE]) for c in cells)
-    return (f"points above, cell by cell: {gaps}", *verdict_of(held))
+@_claim("accuracy")
+def above_the_schedule(facts: Facts) -> Measured:
+    """(not in the paper) QMIX above a schedule made once a round: final accuracy above the
+    block-fading schedule's beyond noise, in each cell"""
+    gaps = {_cell(cell): cell["qmix_minus"][SCHEDULE] for cell in facts["cells"]}
+    held = {cell: beyond(gap) for cell, gap in gaps.items()}
+    return f"points above, cell by cell: {', '.join(map(_points, gaps.values()))}", held
 
 
-def close_to_perfect(facts: Facts) -> Answer:
-    """The gap to perfect upload at alpha 0.5."""
-    chosen = _at_low_alpha(facts)
-    if not chosen:
-        return NO_LOW_ALPHA
-    gaps = {
-        policy: [
-            c["policies"][PERFECT]["accuracy"] - c["policies"][policy]["accuracy"] for c in chosen
-        ]
-        for policy in chosen[0]["policies"]
-        if policy != PERFECT
-    }
-    held = {_cell(c): gap <= CLOSE for c, gap in zip(chosen, gaps[QMIX], strict=True)}
-    text = "; ".join(
-        f"{policy} " + ", ".join(f"{100 * gap:.1f}" for gap in gaps[policy]) for policy in gaps
-    )
-    heads = ", ".join(f"{c['clusters']:g}" for c in chosen)
-    return (f"points below perfect at n_c {heads}: {text}", *verdict_of(held))
+@_claim("accuracy")
+def close_to_perfect(facts: Facts) -> Measured:
+    """close to perfect upload at alpha 0.5: median final accuracy at most {close:.0f} points below
+    perfect upload, in each cell of the smallest alpha"""
+    cells = _at_low_alpha(facts)
+    ends = [{name: end["accuracy"] for name, end in cell["policies"].items()} for cell in cells]
+    gaps = {name: [end[PERFECT] - end[name] for end in ends] for name in ends[0]}
+    del gaps[PERFECT]
+    held = {_cell(cell): gap <= CLOSE for cell, gap in zip(cells, gaps[QMIX], strict=True)}
+    text = "; ".join(f"{p} {_listed((100 * gap for gap in gaps[p]), '.1f')}" for p in gaps)
+    return f"points below perfect at n_c {_listed(c['clusters'] for c in cells)}: {text}", held
 
 
-def sum_rate_declines(facts: Facts) -> Answer:
-    """Max sum rate loses accuracy from the fewest clusters to the most; others do not move."""
-    lines = facts["accuracy"]["with_clusters"]
-    if _one_value(lines):
-        return "one n_c alone was run", "not measured", ""
+@_claim("accuracy")
+def sum_rate_declines(facts: Facts) -> Measured:
+    """max sum rate declines with n_c, the others stay: from the fewest clusters to the most: max
+    sum rate falls by more than {stays:.0f} point and beyond noise, every other moves by at most
+    that or its noise, at each alpha"""
+    lines = facts["with_clusters"]
+    if not any(line["steps"] for line in lines):
+        raise NotMeasured("one n_c alone was run")
     held, text = {}, []
     for alpha in dict.fromkeys(line["alpha"] for line in lines):
         own = {line["policy"]: line["overall"] for line in lines if line["alpha"] == alpha}
-        fell = _below(own["max-sum-rate"]) and own["max-sum-rate"][0] < -STAYS
-        moved = [
-            policy
-            for policy, (mean, error) in own.items()
-            if policy not in ("max-sum-rate", PERFECT) and abs(mean) > max(STAYS, 2 * error)
-        ]
-        held[f"at alpha {alpha:g}"] = fell and not moved
+        own.pop(PERFECT, None)
+        change = own.pop("max-sum-rate")
+        moved = [p for p, (mean, error) in own.items() if abs(mean) > max(STAYS, 2 * error)]
+        held[f"at alpha {alpha:g}"] = _below(change) and change[0] < -STAYS and not moved
         others = f"; moved too: {', '.join(moved)}" if moved else ""
-        text.append(f"alpha {alpha:g}: {_points(own['max-sum-rate'])} points{others}")
-    uploads = [
-        line["overall"][0]
-        for line in facts["accuracy"]["uploads_with_clusters"]
-        if line["policy"] == "max-sum-rate"
-    ]
+        text.append(f"alpha {alpha:g}: {_points(change)} points{others}")
+    changes = facts["uploads_with_clusters"]
+    uploads = [line["overall"][0] for line in changes if line["policy"] == "max-sum-rate"]
     mean = sum(uploads) / len(uploads)
-    return (f"{'; '.join(text)}; its uploads {mean:+.2f} a round", *verdict_of(held))
+    return f"{'; '.join(text)}; its uploads {mean:+.2f} a round", held
 
 
-def heuristics_improve(facts: Facts) -> Answer:
-    """Each heuristic gains accuracy from the smallest alpha to the largest, no step down."""
-    lines = facts["accuracy"]["with_alpha"]
-    if _one_value(lines):
-        return "one alpha alone was run", "not measured", ""
-    held, text = {}, []
+@_claim("accuracy")
+def heuristics_improve(facts: Facts) -> Measured:
+    """heuristics improve with alpha: from the smallest alpha to the largest: up beyond noise and no
+    step down beyond noise, at each n_c, for each heuristic"""
+    lines = facts["with_alpha"]
+    if not any(line["steps"] for line in lines):
+        raise NotMeasured("one alpha alone was run")
+    held, text, own = {}, [], []
     for policy in HEURISTICS:
         own = [line for line in lines if line["policy"] == policy]
         held[f"for {policy}"] = all(
-            beyond(line["overall"]) and not any(_below(step) for step in line["steps"])
-            for line in own
+            beyond(line["overall"]) and not any(map(_below, line["steps"])) for line in own
         )
-        rises = ", ".join(_points(line["overall"]) for line in own)
-        text.append(f"{policy} {rises}")
-    heads = ", ".join(f"{line['clusters']:g}" for line in lines if line["policy"] == HEURISTICS[0])
-    return (f"points from least to most alpha at n_c {heads}: {'; '.join(text)}", *verdict_of(held))
+        text.append(f"{policy} {', '.join(_points(line['overall']) for line in own)}")
+    heads = _listed(line["clusters"] for line in own)
+    return f"points from least to most alpha at n_c {heads}: {'; '.join(text)}", held
 
 
-def hidden_gradient_hurts(facts: Facts) -> Answer:
-    """Agents that see the gradient deviation end higher than those that do not."""
-    pair = facts["ablation"]["hurt"]["gradient"]
-    return f"costs {_points(pair)} points{_ends(facts)}", _yes(beyond(pair)), ""
+@_claim("ablation")
+def hidden_gradient_hurts(facts: Facts) -> Measured:
+    """hiding the gradient deviation hurts: final accuracy at the centre below the full
+    observation's beyond noise"""
+    pair = facts["hurt"]["gradient"]
+    ends = ", ".join(f"{one['hidden']} hidden {one['uploads']:.2f}" for one in facts["variants"])
+    return f"costs {_points(pair)} points; uploads per round {ends}", {"at all": beyond(pair)}
 
 
-def hidden_fading_hurts_more(facts: Facts) -> Answer:
-    """Hidden fading costs accuracy, more than the hidden gradient, and spreads results."""
-    ablation = facts["ablation"]
-    spread = {line["hidden"]: line["band"] for line in ablation["variants"]}
+@_claim("ablation")
+def hidden_fading_hurts_more(facts: Facts) -> Measured:
+    """hiding the fading hurts more, and is less stable: below the full observation's and below the
+    hidden gradient's beyond noise, and a wider band"""
+    band = {line["hidden"]: line["band"] for line in facts["variants"]}
+    hurt, more = facts["hurt"]["fading"], facts["fading_more"]
     held = {
-        "it hurts at all": beyond(ablation["hurt"]["fading"]),
-        "it hurts more than the hidden gradient": beyond(ablation["fading_more"]),
-        "its 10-90 % band is wider": spread["fading"] > spread["nothing"],
+        "it hurts at all": beyond(hurt),
+        "it hurts more than the hidden gradient": beyond(more),
+        "its 10-90 % band is wider": band["fading"] > band["nothing"],
     }
     text = (
-        f"costs {_points(ablation['hurt']['fading'])} points, "
-        f"{_points(ablation['fading_more'])} more than the hidden gradient; band "
-        f"{100 * spread['fading']:.1f} points against {100 * spread['nothing']:.1f}"
+        f"costs {_points(hurt)} points, {_points(more)} more than the hidden gradient; band "
+        f"{100 * band['fading']:.1f} points against {100 * band['nothing']:.1f}"
     )
-    if not held["it hurts at all"]:
-        return text, "does not hold", ""
-    return (text, *verdict_of(held))
+    return text, held if held["it hurts at all"] else {}
 
 
-def _ends(facts: Facts) -> str:
-    uploads = {line["hidden"]: line["uploads"] for line in facts["ablation"]["variants"]}
-    return "; uploads per round " + ", ".join(f"{n} hidden {u:.2f}" for n, u in uploads.items())
+@_claim("reward")
+def reward_converges(facts: Facts) -> Measured:
+    """the reward converges by 30,000 episodes: for each training seed the last tenth within
+    {converged:.0f} % of the whole rise of the tenth before and of the best tenth"""
+    held, ends = {}, []
+    for seed in facts["seeds"]:
+        start, best, last = seed["start"], seed["best"], seed["last"]
+        near = CONVERGED * max(best - start, 1e-12)
+        level = abs(last - seed["before_last"]) <= near and best - last <= near
+        held[f"in training seed {seed['seed']:.0f}"] = level and best > start
+        ends.append(f"{start:.2f} → {last:.2f} (best {best:.2f})")
+    text = f"reward by tenths of {facts['episodes']} episodes, first → last: {', '.join(ends)}"
+    if facts["episodes"] < EPISODES:
+        raise NotMeasured(f"{text}; trained for fewer than {EPISODES} episodes")
+    return text, held
 
 
-def _yes(holds: bool) -> Verdict:
-    return "holds" if holds else "does not hold"
+@_claim("bound")
+def second_term_tracks(facts: Facts) -> Measured:
+    """the bound's second term tracks accuracy: Spearman's rank correlation of its mean over rounds
+    with final accuracy at most {tracks}, over all runs that send, in each cell"""
+    cells = facts["cells"]
+    names = ("all_runs", "within_seeds", "uploads")
+    each, within, uploads = (_listed((cell[name] for cell in cells), ".2f") for name in names)
+    text = f"rank correlation cell by cell: {each} (within seeds {within}; uploads alone {uploads})"
+    return text, {_cell(cell): cell["all_runs"] <= TRACKS for cell in cells}
 
 
-def reward_converges(facts: Facts) -> Answer:
-    """The last tenth of the training is level with the one before and with the best."""
-    reward = facts["reward"]
-    held = {}
-    for seed in reward["seeds"]:
-        rise = max(seed["best"] - seed["start"], 1e-12)
-        still = abs(seed["last"] - seed["before_last"]) <= CONVERGED * rise
-        there = seed["best"] - seed["last"] <= CONVERGED * rise
-        held[f"in training seed {seed['seed']:.0f}"] = (
-            still and there and seed["best"] > seed["start"]
-        )
-    ends = ", ".join(
-        f"{seed['start']:.2f} → {seed['last']:.2f} (best {seed['best']:.2f})"
-        for seed in reward["seeds"]
-    )
-    text = f"reward by tenths of {reward['episodes']} episodes, first → last: {ends}"
-    if reward["episodes"] < EPISODES:
-        return f"{text}; trained for fewer than {EPISODES} episodes", "not measured", ""
-    return (text, *verdict_of(held))
+@_claim("accuracy")
+def plus_not_below_local(facts: Facts) -> Measured:
+    """(not in the paper) qmix-plus below no decentralised policy at alpha 0.5: final accuracy not
+    below random, max individual rate, the block-fading schedule and QMIX beyond noise, in each cell
+    of the smallest alpha"""
+    cells = _at_low_alpha(facts)
+    if not all(cell.get("plus_minus") for cell in cells):
+        raise NotMeasured("no such agents fit this scenario")
+    above = {p: [cell["plus_minus"][p] for cell in cells] for p in DECENTRALISED}
+    rows = zip(cells, *above.values(), strict=True)
+    held = {_cell(cell): not any(map(_below, gaps)) for cell, *gaps in rows}
+    text = "; ".join(f"{policy} {', '.join(map(_points, own))}" for policy, own in above.items())
+    return f"points above at n_c {_listed(c['clusters'] for c in cells)}: {text}", held
 
 
-def second_term_tracks(facts: Facts) -> Answer:
-    """Runs with a smaller time-averaged second term end with a higher accuracy."""
-    cells = facts["bound"]["cells"]
-    held = {_cell(c): c["all_runs"] <= TRACKS for c in cells}
-    each = ", ".join(f"{c['all_runs']:.2f}" for c in cells)
-    within = ", ".join(f"{c['within_seeds']:.2f}" for c in cells)
-    counts = ", ".join(f"{c['uploads']:.2f}" for c in cells)
-    text = f"rank correlation cell by cell: {each} (within seeds {within}; uploads alone {counts})"
-    return (text, *verdict_of(held))
+# --- the page ----------------------------------------------------------------------------------
 
 
-def plus_not_below_local(facts: Facts) -> Answer:
-    """The agents that come with the package against everybody who needs no more than they do."""
-    chosen = _at_low_alpha(facts)
-    if not chosen:
-        return NO_LOW_ALPHA
-    if not all(c.get("plus_minus") for c in chosen):
-        return "no such agents fit this scenario", "not measured", ""
-    held = {_cell(c): not any(_below(c["plus_minus"][p]) for p in DECENTRALISED) for c in chosen}
-    text = "; ".join(
-        f"{p} " + ", ".join(_points(c["plus_minus"][p]) for c in chosen) for p in DECENTRALISED
-    )
-    heads = ", ".join(f"{c['clusters']:g}" for c in chosen)
-    return (f"points above at n_c {heads}: {text}", *verdict_of(held))
-
-
-Rule = Callable[[Facts], Answer]
-
-CLAIMS: tuple[tuple[str, str, tuple[str, ...], Rule], ...] = (
-    (
-        "QMIX above every heuristic in all nine cells",
-        "final accuracy above random, max individual rate and max sum rate beyond noise, in each "
-        "cell",
-        ("accuracy",),
-        above_every_heuristic,
-    ),
-    (
-        "(not in the paper) QMIX above a schedule made once a round",
-        "final accuracy above the block-fading schedule's beyond noise, in each cell",
-        ("accuracy",),
-        above_the_schedule,
-    ),
-    (
-        "close to perfect upload at alpha 0.5",
-        f"median final accuracy at most {100 * CLOSE:.0f} points below perfect upload, in each "
-        "cell of the smallest alpha",
-        ("accuracy",),
-        close_to_perfect,
-    ),
-    (
-        "max sum rate declines with n_c, the others stay",
-        f"from the fewest clusters to the most: max sum rate falls by more than {100 * STAYS:.0f} "
-        "point and beyond noise, every other moves by at most that or its noise, at each alpha",
-        ("accuracy",),
-        sum_rate_declines,
-    ),
-    (
-        "heuristics improve with alpha",
-        "from the smallest alpha to the largest: up beyond noise and no step down beyond noise, at "
-        "each n_c, for each heuristic",
-        ("accuracy",),
-        heuristics_improve,
-    ),
-    (
-        "hiding the gradient deviation hurts",
-        "final accuracy at the centre below the full observation's beyond noise",
-        ("ablation",),
-        hidden_gradient_hurts,
-    ),
-    (
-        "hiding the fading hurts more, and is less stable",
-        "below the full observation's and below the hidden gradient's beyond noise, and a wider "
-        "band",
-        ("ablation",),
-        hidden_fading_hurts_more,
-    ),
-    (
-        "the reward converges by 30,000 episodes",
-        f"for each training seed the last tenth within {100 * CONVERGED:.0f} % of the whole rise "
-        "of the tenth before and of the best tenth",
-        ("reward",),
-        reward_converges,
-    ),
-    (
-        "the bound's second term tracks accuracy",
-        f"Spearman's rank correlation of its mean over rounds with final accuracy at most "
-        f"{TRACKS}, over all runs that send, in each cell",
-        ("bound",),
-        second_term_tracks,
-    ),
-    (
-        "(not in the paper) qmix-plus below no decentralised policy at alpha 0.5",
-        "final accuracy not below random, max individual rate, the block-fading schedule and QMIX "
-        "beyond noise, in each cell of the smallest alpha",
-        ("accuracy",),
-        plus_not_below_local,
-    ),
-)
-
-
-def judge(facts: Facts) -> list[Claim]:
-    """Every claim with what was measured and the verdict."""
+def judge(facts: Mapping[str, Facts]) -> list[Claim]:
+    """Every claim with what was measured and the verdict, from the facts of the parts run."""
     found = []
-    for says, rule, needs, measure in CLAIMS:
-        missing = [part for part in needs if part not in facts]
-        if missing:
-            text = f"part {missing[0]} was not run"
-            found.append(Claim(says, rule, text, "not measured"))
-            continue
-        try:
-            found.append(Claim(says, rule, *measure(facts)))
-        except NoNoiseKnown:
-            text = "one seed alone was run: how far chance moves it is not known"
-            found.append(Claim(says, rule, text, "not measured"))
+    for claim in CLAIMS:
+        measured, verdict, when = answer_of(claim.measure, facts.get(claim.part), claim.part)
+        found.append(claim._replace(measured=measured, verdict=verdict, when=when))
     return found
+
+
+def answer_of(measure: Rule, facts: Facts | None, part: str = "") -> tuple[str, Verdict, str]:
+    """What was measured, the verdict, and when it holds."""
+    if facts is None:
+        return f"part {part} was not run", "not measured", ""
+    try:
+        measured, held = measure(facts)
+    except NotMeasured as reason:
+        return str(reason), "not measured", ""
+    return (measured, *verdict_of(held))
 
 
 def page(claims: Sequence[Claim], head: str) -> str:
     """`claims.md`: the table, then the rules."""
     rows = [
-        [
-            claim.says,
-            claim.measured,
-            f"**{claim.verdict}**" + (f": {claim.when}" if claim.when else ""),
-        ]
+        [claim.says, claim.measured, f"**{claim.verdict}**" + (claim.when and f": {claim.when}")]
         for claim in claims
     ]
-    rules = "\n".join(f"- *{claim.says}*: {claim.rule}." for claim in claims)
-    noise = (
-        "A difference is taken seed by seed; beyond noise means more than twice its standard error."
-    )
-    return (
-        "\n\n".join(
-            [
-                "# The paper's claims",
-                head,
-                markdown(["claim", "measured", "verdict"], rows),
-                f"Rules; holding in all cases, in some (holds only when), or in none. {noise}",
-                rules,
-            ]
-        )
-        + "\n"
-    )
+    sections = [
+        "# The paper's claims",
+        head,
+        markdown(["claim", "measured", "verdict"], rows),
+        "Rules; holding in all cases, in some (holds only when), or in none. A difference is taken "
+        "seed by seed; beyond noise means more than twice its standard error.",
+        "\n".join(f"- *{claim.says}*: {claim.rule}." for claim in claims),
+    ]
+    return "\n\n".join(sections) + "\n"

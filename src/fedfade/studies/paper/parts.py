@@ -8,51 +8,49 @@ DIR/claims.md        the paper's claims with verdicts
 DIR/results.md       all of it on one page: claims, tables, pictures
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
+from pandas import DataFrame
+
 from fedfade.config import Config
 from fedfade.errors import UserError, not_allowed
-from fedfade.storage import folder_lock, read_json, write_json, write_text
-from fedfade.studies.paper import (
-    ablation,
-    accuracy,
-    bound,
-    claims,
-    partition,
-    regimes,
-    reward,
-)
+from fedfade.storage import folder_lock, read_json, save_figure, write_json, write_text
+from fedfade.studies.frames import matching, means, read_frame, write_frame
+from fedfade.studies.paper import claims, questions, regimes
+from fedfade.studies.paper.charts import Drawn
 from fedfade.studies.paper.setting import Setting, check_unseen
-from fedfade.studies.paper.summaries import means
-from fedfade.studies.paper.tables import Line, distinct, matching, read_table
 
 
-class Part(NamedTuple):
-    """What a part does."""
+class PaperPart(NamedTuple):
+    """One question: what is run for it, and what is made of the tables."""
 
     title: str
-    compute: Callable[[Setting], None]
-    draw: Callable[[Setting], tuple[dict[str, object], str]]
+    compute: Callable[[Setting], Mapping[str, DataFrame]]  # tables by PART/NAME
+    draw: Callable[[Setting], Drawn]
 
 
 PARTS = {
-    "partition": Part("Who owns which classes", partition.compute, partition.draw),
-    "reward": Part("Reward while training", reward.compute, reward.draw),
-    "accuracy": Part("Test accuracy in nine cells", accuracy.compute, accuracy.draw),
-    "epochs": Part(
-        "The centre cell with local epochs", accuracy.compute_epochs, accuracy.draw_epochs
+    "partition": PaperPart(
+        "Who owns which classes", questions.compute_partition, questions.draw_partition
     ),
-    "ablation": Part("Hidden observations", ablation.compute, ablation.draw),
-    "bound": Part("The bound's second term", bound.compute, bound.draw),
-    "regimes": Part("Who wins where", regimes.compute, regimes.draw),
+    "reward": PaperPart("Reward while training", questions.compute_reward, questions.draw_reward),
+    "accuracy": PaperPart(
+        "Test accuracy in nine cells", questions.compute_accuracy, questions.draw_accuracy
+    ),
+    "epochs": PaperPart(
+        "The centre cell with local epochs", questions.compute_epochs, questions.draw_epochs
+    ),
+    "ablation": PaperPart(
+        "Hidden observations", questions.compute_ablation, questions.draw_ablation
+    ),
+    "bound": PaperPart("The bound's second term", questions.compute_bound, questions.draw_bound),
+    "regimes": PaperPart("Who wins where", regimes.compute, regimes.draw),
 }
-ALL = "all"
 
 
 def all_parts(wanted: str) -> list[str]:
@@ -61,10 +59,10 @@ def all_parts(wanted: str) -> list[str]:
     >>> all_parts("bound")
     ['bound']
     """
-    if wanted == ALL:
+    if wanted == "all":
         return list(PARTS)
     if wanted not in PARTS:
-        raise not_allowed("part", wanted, f"one of {', '.join(PARTS)} or {ALL}")
+        raise not_allowed("part", wanted, f"one of {', '.join(PARTS)} or all")
     return [wanted]
 
 
@@ -83,22 +81,63 @@ def reproduce(
     with folder_lock(setting.out):
         for count, name in enumerate(parts):
             done(count)
-            part = PARTS[name]
-            if not redraw:
-                part.compute(setting)
-            facts, text = part.draw(setting)
-            folder = setting.out / name
-            write_json(folder / f"{name}.json", _plain({"setting": _made_by(setting), **facts}))
-            write_text(folder / f"{name}.md", text + "\n")
-            setting.say(f"{name}: done, {folder}")
+            _make(setting, name, redraw)
+            setting.say(f"{name}: done, {setting.out / name}")
         page = _claims_page(setting)
         write_text(setting.out / "results.md", _results(setting, page))
         write_text(setting.out / "claims.md", page)
     return page
 
 
+def _make(setting: Setting, name: str, redraw: bool) -> None:
+    part, folder = PARTS[name], setting.out / name
+
+    def write(tables: Mapping[str, DataFrame]) -> None:
+        for path, table in tables.items():
+            write_frame(setting.out / f"{path}.csv", table)
+
+    if not redraw:
+        write(part.compute(setting))
+    drawn = part.draw(setting)
+    write(drawn.tables)
+    for file, figure in drawn.figures.items():
+        try:
+            made = figure()
+        except ImportError:  # no Matplotlib
+            continue
+        save_figure(made, folder / f"{file}.png")
+    base, (trained, tested) = setting.base, check_unseen(setting)
+    made_by = {
+        "scale": setting.scale,
+        "data": base.learning.data,
+        "placement": base.cell.placement,
+        **setting.centre._asdict(),
+        "rounds": base.run.rounds,
+        "episodes": base.qmix.episodes,
+        "training_seeds": setting.training_seeds,
+        "seeds_trained_on": trained,
+        "seeds_evaluated_on": tested,
+    }
+    facts = {"setting": made_by, **drawn.facts}
+    write_json(folder / f"{name}.json", _with(None, facts))
+    write_text(folder / f"{name}.md", drawn.text + "\n")
+
+
+def _with(blank: float | None, facts: Any) -> Any:
+    """Nested facts with this for what is not known: NaN, or None in JSON, which has no NaN."""
+    if isinstance(facts, dict):
+        return {name: _with(blank, item) for name, item in facts.items()}
+    if isinstance(facts, list | tuple):
+        return [_with(blank, item) for item in facts]
+    return blank if pd.isna(facts) else facts
+
+
 def _claims_page(setting: Setting) -> str:
-    found = _all_facts(setting)
+    """The claims judged by the JSON of every part that has been run in this folder."""
+    paths = {name: setting.out / name / f"{name}.json" for name in PARTS}
+    found = {
+        name: _with(math.nan, read_json(path)) for name, path in paths.items() if path.is_file()
+    }
     try:
         return claims.page(claims.judge(found), _head(found))
     except (KeyError, TypeError, AttributeError, ValueError):
@@ -116,67 +155,23 @@ def _results(setting: Setting, claims_page: str) -> str:
         if text.is_file():
             pictures = sorted((setting.out / name).glob("*.png"), key=lambda p: p.stem != name)
             shown = [f"![{p.stem}]({name}/{p.name})" for p in pictures]
-            sections.append("\n\n".join([f"## {part.title}", text.read_text().rstrip(), *shown]))
+            sections += [f"## {part.title}", text.read_text().rstrip(), *shown]
     return "\n\n".join(sections) + "\n"
 
 
-def centre_lines(config: Config, folder: Path) -> list[Line]:
-    """A line a policy of the training cell, means over the seeds of a finished reproduction."""
-    cell = {"alpha": config.learning.alpha, "clusters": float(config.radio.clusters)}
-    final = matching(read_table(folder / accuracy.PART / "final.csv"), **cell)
+def centre_lines(config: Config, folder: Path) -> list[dict[str, Any]]:
+    """One line per policy in the training cell: means over seeds of a finished reproduction."""
+    cell = {"alpha": config.learning.alpha, "clusters": config.radio.clusters}
+    final = matching(read_frame(folder / "accuracy" / "final.csv"), **cell)
     fields = ("accuracy", "uploads", "empty_rounds", "wasted", "fairness")
-    by_field = {field: means(final, "policy", field) for field in fields}
-    return [
-        {"policy": policy, **{field: by_field[field][policy] for field in fields}}
-        for policy in distinct(final, "policy")
-    ]
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no NaN."""
-    if isinstance(value, float):
-        return None if math.isnan(value) else value
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _all_facts(setting: Setting) -> dict[str, Any]:
-    """The JSON of every part that has been run in this folder."""
-    paths = {name: setting.out / name / f"{name}.json" for name in PARTS}
-    return {name: _known(read_json(path)) for name, path in paths.items() if path.is_file()}
-
-
-def _known(value: Any) -> Any:
-    """And back."""
-    if value is None:
-        return math.nan
-    if isinstance(value, dict):
-        return {name: _known(item) for name, item in value.items()}
-    return [_known(item) for item in value] if isinstance(value, list) else value
-
-
-def _made_by(setting: Setting) -> dict[str, object]:
-    base = setting.base
-    trained, tested = check_unseen(setting)
-    return {
-        "scale": setting.scale,
-        "data": base.learning.data,
-        "placement": base.cell.placement,
-        "alpha": setting.centre.alpha,
-        "clusters": setting.centre.clusters,
-        "rounds": base.run.rounds,
-        "episodes": base.qmix.episodes,
-        "training_seeds": setting.training_seeds,
-        "seeds_trained_on": trained,
-        "seeds_evaluated_on": tested,
-    }
+    table = DataFrame({field: means(final, "policy", field) for field in fields})
+    lines: list[dict[str, Any]] = table.reset_index().to_dict("records")
+    return lines
 
 
 def _head(found: Mapping[str, Any]) -> str:
-    """What stood behind it, in a few sentences; every part notes its own, accuracy's is shown, or
-    that of the training."""
-    part = next(part for part in (accuracy.PART, reward.PART, *found) if part in found)
+    """What was run, in a few sentences: as part accuracy notes it, else reward, else the first."""
+    part = next(part for part in ("accuracy", "reward", *found) if part in found)
     made = found[part]["setting"]
     text = (
         f"Data {made['data']}, placement {made['placement']}, {made['rounds']} rounds, agents "

@@ -1,207 +1,169 @@
 """Trainings and comparisons behind the figures: made where missing, continued where they stopped.
 
-DIR/PART/training/seed-K/          agents, one folder a training seed
-DIR/PART/runs/CELL/GROUP-seed-S/   one comparison a test cell, evaluation seed and group of policies
+DIR/PART/training/seed-K/          agents, one folder per training seed
+DIR/PART/runs/CELL/GROUP-seed-S/   one comparison per test cell, evaluation seed and policy group
 
 Runs of one seed share channel, data and mini-batches whatever else runs beside them, so a group
 may be added or trained anew without touching the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedfade.config import Config, QmixConfig, changed, differences, load_config
+from pandas import DataFrame
+
+from fedfade.agents import (
+    Report,
+    Trainer,
+    check_same_training,
+    has_checkpoint,
+    load_checkpoint,
+    seed_folder,
+    train,
+)
+from fedfade.config import QmixConfig, changed, differences, load_config
 from fedfade.device import pick_device
 from fedfade.errors import UserError
-from fedfade.experiments import compare_many
-from fedfade.experiments.metrics import Row, check_complete, read_rows
-from fedfade.experiments.run_folder import FREE_FIELDS, RunFolder
+from fedfade.experiments import RunFolder, compare_many, stored_rows
+from fedfade.experiments.run_folder import FREE_FIELDS
+from fedfade.studies.federated import StudyRun, labelled
 from fedfade.studies.paper.setting import (
-    BASELINES,
     QMIX,
     QMIX_PLUS,
     Clock,
     Hide,
     Setting,
+    cell_name,
     unseen,
 )
 
-if TYPE_CHECKING:
-    from fedfade.agents import Report, Trainer
+Fields = Mapping[str, Any]
 
 _CHECKPOINT_S = 120.0
-"""Between checkpoints of comparisons: of hundreds of models side by side one is a gigabyte."""
+"""Between checkpoints of comparisons: one of hundreds of models side by side is a gigabyte."""
 
 
-# --- trainings ---------------------------------------------------------------------------------
+def agent_folders(setting: Setting, hide: Sequence[Hide] = ()) -> list[Path]:
+    """Where the agents of a variant are, one folder per training seed."""
+    hidden = f"ablation/training-no-{'-'.join(hide)}"
+    folder = setting.out / (hidden if hide else "reward/training")
+    return [seed_folder(folder, seed) for seed in setting.training_seeds]
 
 
-def training_config(setting: Setting, seed: int, hide: Sequence[Hide] = ()) -> Config:
-    """What the agents of one seed are trained on."""
-    return changed(setting.base, {"run.seed": seed, "run.seeds": 1, "allocation.hide": list(hide)})
+def agents_mark(folder: Path) -> str:
+    """The digest of trained agents."""
+    return str(load_checkpoint(folder).files["agents"]["sha256"])
 
 
-def training_folder(setting: Setting, hide: Sequence[Hide] = ()) -> Path:
-    """Where the trainings of a variant are, a folder `seed-K` each."""
-    if not hide:
-        return setting.out / "reward" / "training"
-    return setting.out / "ablation" / f"training-no-{'-'.join(hide)}"
-
-
-def trained(setting: Setting, hide: Sequence[Hide] = ()) -> Path:
-    """Train the agents of all seeds in one program, unless they are there; returns their folder."""
-    from fedfade.agents import train
-    from fedfade.agents.checkpoint import check_same_training, has_checkpoint, load_checkpoint
-    from fedfade.agents.run import seed_folder
-
-    folder, waiting = training_folder(setting, hide), []
-    for seed in setting.training_seeds:
-        config, place = training_config(setting, seed, hide), seed_folder(folder, seed)
-        stored = load_checkpoint(place) if has_checkpoint(place) else None
+def trained(setting: Setting, hide: Sequence[Hide] = ()) -> list[Path]:
+    """Train the agents of all seeds in one program, unless they are there; returns folders."""
+    folders, waiting = agent_folders(setting, hide), {}
+    fields = {"run.seeds": 1, "allocation.hide": list(hide)}
+    for seed, folder in zip(setting.training_seeds, folders, strict=True):
+        config = changed(setting.base, {**fields, "run.seed": seed})
+        stored = load_checkpoint(folder) if has_checkpoint(folder) else None
         if stored is None or stored.episodes < config.qmix.episodes:
-            waiting.append(seed)
+            waiting[seed] = config, folder
             continue
         # Agents act in whatever precision is asked for; only training on has to keep its own.
         own = {"run.precision": stored.config.run.precision}
         check_same_training(stored, changed(config, own))
         if stored.episodes >= config.qmix.episodes + config.qmix.parallel_episodes:
             raise UserError(
-                f"--out: the agents in {str(place)!r} were trained for {stored.episodes} episodes, "
-                f"more than qmix.episodes = {config.qmix.episodes}: choose another --out or as "
-                "many episodes."
+                f"--out: the agents in {str(folder)!r} were trained for {stored.episodes} "
+                f"episodes, more than qmix.episodes = {config.qmix.episodes}: choose another "
+                "--out or as many episodes."
             )
     if not waiting:
-        return folder
+        return folders
     what = f"training without {hide[0]}" if hide else "training"
     clock, total = Clock(setting.say), setting.base.qmix.episodes
 
     def tell(trainer: Trainer, reports: list[Report]) -> None:
-        reward, uploads = (
-            sum(getattr(report, name) for report in reports) / len(reports)
-            for name in ("reward", "uploads")
-        )
+        mean = DataFrame(reports).mean()
         clock(
             f"{what}, {len(waiting)} seeds: episode {reports[0].episodes} of {total}, "
-            f"mean reward {reward:.3f}, {uploads:.2f} uploads"
+            f"mean reward {mean['reward']:.3f}, {mean['uploads']:.2f} uploads"
         )
 
-    config = training_config(setting, waiting[0], hide)
-    # A single seed would be trained into the folder itself.
-    place = folder if len(waiting) > 1 else seed_folder(folder, waiting[0])
-    train(config, place, tell, seeds=waiting)
-    return folder
+    config, folder = next(iter(waiting.values()))
+    # `train` puts a single seed into the very folder it is given.
+    train(config, folder.parent if len(waiting) > 1 else folder, tell, seeds=list(waiting))
+    return folders
 
 
-# --- comparisons -------------------------------------------------------------------------------
+def all_runs(
+    setting: Setting, part: str, labels: Fields, fields: Fields, baselines: Sequence[str]
+) -> list[StudyRun]:
+    """Baselines, trained agents and, where they fit, those that come with the package."""
+
+    def of_all_seeds(group: str, policies: Sequence[str]) -> list[StudyRun]:
+        asked = {**fields, "allocation.policies": list(policies)}
+        return [_run(setting, part, labels, group, seed, asked) for seed in setting.training_seeds]
+
+    plus = of_all_seeds(f"{QMIX_PLUS}-{setting.plus}", [QMIX_PLUS]) if setting.plus else []
+    own = agent_runs(setting, part, labels, fields)
+    return [*of_all_seeds("baselines", baselines), *own, *plus]
 
 
-@dataclass(frozen=True)
-class Job:
-    """One comparison: a configuration of one seed, and its folder."""
-
-    config: Config
-    folder: Path
-
-
-def baseline_jobs(
-    setting: Setting,
-    part: str,
-    cell: str,
-    fields: Mapping[str, Any],
-    policies: Sequence[str] = BASELINES,
-) -> list[Job]:
-    """Policies without agents in one cell, a job for each evaluation seed."""
-    asked = {"allocation.policies": list(policies)}
-    return [
-        _job(setting, part, cell, "baselines", seed, {**fields, **asked})
-        for seed in setting.training_seeds
-    ]
-
-
-def agent_jobs(
-    setting: Setting, part: str, cell: str, fields: Mapping[str, Any], hide: Sequence[Hide] = ()
-) -> list[Job]:
+def agent_runs(
+    setting: Setting, part: str, labels: Fields, fields: Fields, hide: Sequence[Hide] = ()
+) -> list[StudyRun]:
     """Trained agents in one cell: evaluation seed i with the agents of training seed i."""
-    from fedfade.agents.checkpoint import load_checkpoint
-    from fedfade.agents.run import seed_folder
-
-    group = f"qmix-no-{'-'.join(hide)}" if hide else QMIX
-    jobs = []
-    for seed in setting.training_seeds:
-        place = seed_folder(training_folder(setting, hide), seed)
-        asked = {
-            "allocation.policies": [QMIX],
-            "allocation.checkpoint": str(place),
-            "allocation.hide": list(hide),
-        }
+    runs = []
+    for seed, folder in zip(setting.training_seeds, agent_folders(setting, hide), strict=True):
+        asked = {"allocation.policies": [QMIX], "allocation.checkpoint": str(folder)}
+        asked["allocation.hide"] = list(hide)
         # Agents trained further are others: their runs are new ones.
-        mark = load_checkpoint(place).files["agents"]["sha256"][:8]
-        jobs.append(_job(setting, part, cell, f"{group}-{mark}", seed, {**fields, **asked}))
-    return jobs
+        group = "-".join([QMIX, *(["no", *hide] if hide else []), agents_mark(folder)[:8]])
+        runs.append(_run(setting, part, labels, group, seed, {**fields, **asked}))
+    return runs
 
 
-def plus_jobs(setting: Setting, part: str, cell: str, fields: Mapping[str, Any]) -> list[Job]:
-    """The agents that come with the package, where they fit."""
-    if not setting.plus:
-        return []
-    asked = {"allocation.policies": [QMIX_PLUS]}
-    return [
-        _job(setting, part, cell, f"{QMIX_PLUS}-{setting.plus}", seed, {**fields, **asked})
-        for seed in setting.training_seeds
-    ]
-
-
-def _job(
-    setting: Setting, part: str, cell: str, group: str, seed: int, fields: Mapping[str, Any]
-) -> Job:
+def _run(
+    setting: Setting, part: str, labels: Fields, group: str, seed: int, fields: Fields
+) -> StudyRun:
     fixed = {
         "run.seed": unseen(seed),
         "run.seeds": 1,
         "run.checkpoint_s": max(_CHECKPOINT_S, setting.base.run.checkpoint_s),
         "qmix": QmixConfig().model_dump(),  # how agents were trained is their checkpoint's business
     }
-    folder = setting.out / part / "runs" / cell / f"{group}-seed-{unseen(seed)}"
-    return Job(changed(setting.base, {**fields, **fixed}), folder)
+    folder = setting.out / part / "runs" / cell_name(labels) / f"{group}-seed-{unseen(seed)}"
+    return StudyRun(labels, changed(setting.base, {**fields, **fixed}), folder)
 
 
-def compared(setting: Setting, jobs: Sequence[Job], what: str) -> list[list[Row]]:
-    """The rows of every job, in order; what is finished is read, the rest is run side by side."""
-    waiting = [job for job in jobs if not _finished(job)]
+def compared(setting: Setting, runs: Sequence[StudyRun], what: str) -> DataFrame:
+    """The rows of all runs; what is finished is read, the rest is run side by side."""
+    waiting = [run for run in runs if not _finished(run)]
     clock = Clock(setting.say)
-    total = sum(job.config.run.rounds for job in waiting)
+    total = sum(run.config.run.rounds for run in waiting)
     if waiting:
         compare_many(
-            [job.config for job in waiting],
-            [job.folder for job in waiting],
+            [run.config for run in waiting],
+            [run.folder for run in waiting],
             pick_device(setting.base.run.device),
             lambda done, doing: clock(f"{what}: {done} of {total} rounds, {doing}"),
             lambda line: setting.say(f"{what}: {line}"),
         )
-    return [_rows(job) for job in jobs]
+    return labelled(runs, (stored_rows(_folder(run)) for run in runs))
 
 
-def _finished(job: Job) -> bool:
+def _folder(run: StudyRun) -> RunFolder:
+    return RunFolder(run.folder, run.config, pick_device("cpu"))
+
+
+def _finished(run: StudyRun) -> bool:
     """Whether a folder holds this very comparison, wherever the agents were when it was made."""
-    if not RunFolder(job.folder, job.config, pick_device("cpu")).finished:
+    if not _folder(run).finished:
         return False
     free = (*FREE_FIELDS, "allocation.checkpoint")
-    differing = differences(
-        load_config(job.folder / "config.yaml", stored=True), job.config, ignore=free
-    )
+    stored = load_config(run.folder / "config.yaml", stored=True)
+    differing = differences(stored, run.config, ignore=free)
     if differing:
         raise UserError(
-            f"--out: {str(job.folder)!r} holds a run of another configuration, differing in "
+            f"--out: {str(run.folder)!r} holds a run of another configuration, differing in "
             f"{', '.join(differing)}: choose another --out or the same options."
         )
     return True
-
-
-def _rows(job: Job) -> list[Row]:
-    path = job.folder / "metrics.csv"
-    rows = read_rows(path)
-    check_complete(rows, path, job.config.allocation.policies, job.config, job.config.run.rounds)
-    return rows

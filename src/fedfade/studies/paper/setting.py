@@ -5,19 +5,20 @@ with seeds `run.seed`, `run.seed` + 1, ...; evaluation seed i is FIRST_UNSEEN + 
 uses the agents of training seed i.
 """
 
-from __future__ import annotations
-
-import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+from pandas import DataFrame
+
+from fedfade.agents import QmixPolicy, load_shipped_policy, shipped_policies_for
 from fedfade.allocation import PERFECT
 from fedfade.config import Config, load_config
 from fedfade.errors import UserError, not_allowed
 from fedfade.experiments.run_folder import digest
+from fedfade.studies.frames import read_frame
 from fedfade.uplink.rounds import cycle_seed
 
 FIRST_UNSEEN = 1000
@@ -30,6 +31,7 @@ BASELINES = (*HEURISTICS, SCHEDULE, PERFECT)
 QMIX, QMIX_PLUS = "qmix", "qmix-plus"
 
 Hide = Literal["gradient", "fading"]
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -48,60 +50,48 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Scale:
+class PaperScale:
     """How much of it: overrides of the preset, and the grid."""
 
     overrides: tuple[str, ...]
     grid: Grid
 
 
+# The same code on digits, a fifth of the slots for a fifth of the bits, minutes on two cores.
+_SMALL = """
+    learning.data=digits learning.batch_size=20 learning.payload_bits=1986592
+    radio.slots=50 radio.subcarriers=5
+    qmix.hidden=[64,64] qmix.agent_rate=0.0005 qmix.batch_size=128 qmix.update_every=100
+    qmix.target_every=1000 qmix.episodes=1000 qmix.epsilon_episodes=600
+    run.episodes_per_round=100 run.seeds=2 run.rounds=8 run.evaluate_every=2
+"""
 SCALES = {
-    "paper": Scale((), Grid()),
-    # The same code on digits, a fifth of the slots for a fifth of the bits, minutes on two cores.
-    "small": Scale(
-        (
-            "learning.data=digits",
-            "learning.batch_size=20",
-            "learning.payload_bits=1986592",
-            "radio.slots=50",
-            "radio.subcarriers=5",
-            "qmix.hidden=[64, 64]",
-            "qmix.agent_rate=0.0005",
-            "qmix.batch_size=128",
-            "qmix.update_every=100",
-            "qmix.target_every=1000",
-            "qmix.episodes=1000",
-            "qmix.epsilon_episodes=600",
-            "run.episodes_per_round=100",
-            "run.seeds=2",
-            "run.rounds=8",
-            "run.evaluate_every=2",
-        ),
-        Grid(regime_rounds=5, epoch_rounds=2, bound_rounds=5),
+    "paper": PaperScale((), Grid()),
+    "small": PaperScale(
+        tuple(_SMALL.split()), Grid(regime_rounds=5, epoch_rounds=2, bound_rounds=5)
     ),
 }
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One of the nine test cells.
-
-    >>> Cell(0.5, 21).name
-    'alpha-0.5_clusters-21'
-    """
+class PaperCell(NamedTuple):
+    """One of the nine test cells."""
 
     alpha: float
     clusters: int
 
     @property
-    def name(self) -> str:
-        """As a folder."""
-        return f"alpha-{self.alpha:g}_clusters-{self.clusters}"
-
-    @property
     def fields(self) -> dict[str, Any]:
         """As overrides."""
         return {"learning.alpha": self.alpha, "radio.clusters": self.clusters}
+
+
+def cell_name(labels: Mapping[str, float]) -> str:
+    """A cell of a table as a folder.
+
+    >>> cell_name(PaperCell(0.5, 21)._asdict())
+    'alpha-0.5_clusters-21'
+    """
+    return "_".join(f"{name}-{value:g}" for name, value in labels.items())
 
 
 @dataclass(frozen=True)
@@ -111,30 +101,32 @@ class Setting:
     out: Path
     base: Config
     grid: Grid
-    scale: str = "paper"
-    plus: str = ""  # mark of the agents qmix-plus that come with the package, if they fit
-    say: Callable[[str], None] = field(default=lambda text: None)
+    scale: str
+    plus: str  # mark of the agents qmix-plus that come with the package; empty if none fit
+    say: Say
 
     @property
-    def centre(self) -> Cell:
+    def centre(self) -> PaperCell:
         """The cell agents are trained in."""
-        return Cell(self.base.learning.alpha, self.base.radio.clusters)
+        return PaperCell(self.base.learning.alpha, self.base.radio.clusters)
 
     @property
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[PaperCell]:
         """The test cells, row by row."""
-        product = itertools.product(self.grid.clusters, self.grid.alphas)
-        return [Cell(alpha, clusters) for clusters, alpha in product]
+        return [PaperCell(a, clusters) for clusters in self.grid.clusters for a in self.grid.alphas]
 
     @property
     def training_seeds(self) -> list[int]:
         """Seeds of the trainings."""
-        run = self.base.run
-        return [run.seed + i for i in range(run.seeds)]
+        return list(range(self.base.run.seed, self.base.run.seed + self.base.run.seeds))
+
+    def table(self, name: str) -> DataFrame:
+        """A table that was computed, by PART/NAME."""
+        return read_frame(self.out / f"{name}.csv")
 
     @property
     def policies(self) -> list[str]:
-        """Everybody tested, in the order of tables."""
+        """All policies tested, in the order of tables."""
         return [*HEURISTICS, SCHEDULE, QMIX, *([QMIX_PLUS] if self.plus else []), PERFECT]
 
 
@@ -154,21 +146,15 @@ def check_unseen(setting: Setting) -> tuple[int, int]:
     """How many seeds are trained and evaluated on; refused if the two sets meet."""
     used = {s for seed in setting.training_seeds for s in cycle_seeds(setting.base, seed)}
     used |= set(setting.training_seeds)  # one fixed layout is drawn from the run's own seed
-    tested = {unseen(seed) for seed in setting.training_seeds}
+    tested = set(map(unseen, setting.training_seeds))
     if used & tested:
-        raise not_allowed(
-            "run.seed", setting.base.run.seed, "one whose evaluation seeds are not trained on"
-        )
+        wanted = "one whose evaluation seeds are not trained on"
+        raise not_allowed("run.seed", setting.base.run.seed, wanted)
     return len(used), len(tested)
 
 
 def make_setting(
-    out: Path,
-    scale: str,
-    preset: str,
-    overrides: list[str],
-    grid: Mapping[str, Any],
-    say: Callable[[str], None],
+    out: Path, scale: str, preset: str, overrides: list[str], grid: Mapping[str, Any], say: Say
 ) -> Setting:
     """A reproduction as the command line asks for it."""
     if scale not in SCALES:
@@ -182,26 +168,23 @@ def checked_setting(
     base: Config,
     scale: str,
     grid: Mapping[str, Any] | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = lambda text: None,
 ) -> Setting:
     """A reproduction around a training cell; refused where tests would not be tests."""
     wanted = {name: value for name, value in (grid or {}).items() if value is not None}
     chosen = Grid(**{**vars(SCALES[scale].grid), **wanted})
-    setting = Setting(out, base, chosen, scale, shipped_mark(base), say)
+    setting = Setting(out, base, chosen, scale, _shipped_mark(base), say)
     if setting.centre not in setting.cells:
         raise UserError(
-            f"the training cell {setting.centre.name} is none of the nine test cells: "
-            f"learning.alpha must be one of {chosen.alphas}, radio.clusters one of "
+            f"the training cell {cell_name(setting.centre._asdict())} is none of the nine test "
+            f"cells: learning.alpha must be one of {chosen.alphas}, radio.clusters one of "
             f"{chosen.clusters}."
         )
     check_unseen(setting)
     return setting
 
 
-def shipped_mark(config: Config) -> str:
-    """Which agents of the preset qmix-plus come with the package; empty if none fit."""
-    from fedfade.agents import QmixPolicy, load_shipped_policy, shipped_policies_for
-
+def _shipped_mark(config: Config) -> str:
     if QMIX_PLUS not in shipped_policies_for(config):
         return ""
     policy = load_shipped_policy(QMIX_PLUS, config)
@@ -220,13 +203,11 @@ class Clock:
     ['part 0']
     """
 
-    def __init__(self, say: Callable[[str], None], every_s: float = 10.0) -> None:
-        self._say, self._every_s = say, every_s
-        self._due = 0.0
+    def __init__(self, say: Say, every_s: float = 10.0) -> None:
+        self._say, self._every_s, self._due = say, every_s, 0.0
 
     def __call__(self, text: str) -> None:
         """Say it, unless something was said just now."""
-        now = time.monotonic()
-        if now >= self._due:
+        if time.monotonic() >= self._due:
             self._say(text)
-            self._due = now + self._every_s
+            self._due = time.monotonic() + self._every_s

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from fedfade.config import Config
 from fedfade.studies.paper.parts import PARTS, centre_lines, reproduce
 from fedfade.studies.paper.setting import checked_setting
-from fedfade.studies.paper.tables import Line
 
 
 class Reproduce:
-    """`fedfade reproduce all` on the paper's grids: one line a policy, in the training cell."""
+    """`fedfade reproduce all` on the paper's grids: one line per policy, in the training cell."""
 
     marker = "claims.md"  # written last
 
@@ -19,6 +19,6 @@ class Reproduce:
         setting = checked_setting(folder, config, "paper")
         reproduce(setting, list(PARTS), done=lambda parts: tell(parts, len(PARTS)))
 
-    def lines(self, config: Config, folder: Path) -> list[Line] | None:
+    def lines(self, config: Config, folder: Path) -> list[dict[str, Any]] | None:
         """Final accuracy and what the uplink did where the agents were trained."""
         return centre_lines(config, folder) if (folder / self.marker).is_file() else None

@@ -1,0 +1,131 @@
+"""What the site adds to the pages: home from the README, generated reference, links that work.
+
+A hook of MkDocs (mkdocs.yml). The pages stay readable where they are; the site is built from them.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import griffe
+import typer
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from fedfade.cli import app
+from fedfade.config import Config, render_config
+
+ROOT = Path(__file__).parents[1]
+OUTSIDE = {
+    "index.md": "README.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+}
+"""Pages of the site that lie beside docs/, not in it."""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for uri, name in OUTSIDE.items():
+        files.append(File.generated(config, uri, content=(ROOT / name).read_text()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    for mark, lines in {"configuration": fields, "commands": commands}.items():
+        marked = f"<!-- generated: {mark} -->"
+        if marked in markdown:
+            markdown = markdown.replace(marked, "\n".join(lines()))
+    return re.sub(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)", lambda link: _link(page, link), markdown)
+
+
+def _link(page: Page, link: re.Match[str]) -> str:
+    """A link of the page, as the site has it; what the site does not have becomes plain text."""
+    image, text, target = link.groups()
+    if "://" in target or target.startswith("#"):
+        return link.group()
+    uri = page.file.src_uri
+    here = ROOT if uri in OUTSIDE else (ROOT / "docs" / uri).parent
+    path, hash_, anchor = target.partition("#")
+    found = Path(os.path.normpath(here / path)).relative_to(ROOT).as_posix()
+    moved = {name: place for place, name in OUTSIDE.items()}
+    if found in moved:
+        found = moved[found]
+    elif found.startswith("docs/"):
+        found = found.removeprefix("docs/")
+    else:
+        return text
+    relative = os.path.relpath(found, os.path.dirname(uri) or ".")
+    return f"{image}[{text}]({relative}{hash_}{anchor})"
+
+
+class Docstrings(griffe.Extension):
+    """The source as the page on Python shows it."""
+
+    def on_instance(self, *, obj: griffe.Object, **_: object) -> None:
+        """An example becomes a block of code; Markdown would read `>>>` as a quotation."""
+        if obj.docstring is not None:
+            example = re.compile(r"^(>>> (?:.+\n?)+)", re.M)
+            obj.docstring.value = example.sub(r"```pycon\n\1\n```\n", obj.docstring.value)
+
+    def on_module(self, *, mod: griffe.Module, **_: object) -> None:
+        """What a package's front door imports is its public face."""
+        if mod.is_init_module and mod.exports is None:
+            mod.exports = [name for name, member in mod.members.items() if member.is_alias]
+
+
+def fields() -> Iterator[str]:
+    """Every field of the configuration, as `fedfade config` prints it: a table for each branch."""
+    path: list[str] = []
+    for line in render_config(Config()).splitlines():
+        indent, name, value, meaning = _FIELD.fullmatch(line).groups()  # type: ignore[union-attr]
+        path = [*path[: len(indent) // 2], name]
+        if value is None:
+            yield f"\n## `{'.'.join(path)}`\n\n{meaning.capitalize()}.\n"
+            yield "| field | default | meaning |\n|---|---|---|"
+        else:
+            yield f"| `{'.'.join(path)}` | `{_cell(value)}` | {_cell(meaning)} |"
+
+
+_FIELD = re.compile(r"( *)(\w+):(?: (.+?))?  # (.*)")
+
+
+def _cell(text: object) -> str:
+    return " ".join(str(text).split()).replace("|", "\\|")
+
+
+def commands() -> Iterator[str]:
+    """Every command with its options, groups before their members."""
+    yield from _command(typer.main.get_command(app), "fedfade")
+
+
+def _command(command: click.Command, name: str) -> Iterator[str]:
+    if name != "fedfade":
+        context = click.Context(command, info_name=name)
+        usage = " ".join(command.collect_usage_pieces(context))
+        yield f"\n## `{name}`\n\n{_help(command.help)}\n\n    {name} {usage}\n"
+        rows = [_parameter(parameter, context) for parameter in command.params]
+        if rows:
+            yield "| option | default | meaning |\n|---|---|---|"
+            yield from rows
+    if isinstance(command, click.Group):
+        for member in command.commands.values():
+            yield from _command(member, f"{name} {member.name}")
+
+
+def _parameter(parameter: click.Parameter, context: click.Context) -> str:
+    names = parameter.human_readable_name
+    if isinstance(parameter, click.Option):
+        names = ", ".join([*parameter.opts, *parameter.secondary_opts])
+    default = parameter.get_default(context)
+    unset = default is None or default is False or default in ((), []) or callable(default)
+    shown = "" if unset else f"`{_cell(default)}`"
+    about = getattr(parameter, "help", None) or getattr(parameter, "_purpose", "")
+    return f"| `{names}` | {shown} | {_cell(about)} |"
+
+
+def _help(text: str | None) -> str:
+    """Paragraphs of a command's help; what is indented there is an example."""
+    return (text or "").replace("\b", "").strip()

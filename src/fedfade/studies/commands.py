@@ -1,0 +1,134 @@
+"""`fedfade reproduce`: every figure of the paper, and its claims judged. `fedfade ladder`: what is
+a bit of channel knowledge worth?"""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedfade.commands.options import SetOption, stopping_cleanly, time_left, with_fields
+
+DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu or cuda")]
+
+
+def reproduce(
+    part: Annotated[str, typer.Argument(help="what to make; all in order if not given")] = "all",
+    scale: Annotated[str, typer.Option(help="paper, or small: minutes on two cores")] = "paper",
+    out: Annotated[
+        Path | None, typer.Option(help="folder; runs/reproduce-SCALE if not given")
+    ] = None,
+    preset: Annotated[
+        str, typer.Option(help="the training cell: paper, ring, or a .yaml")
+    ] = "paper",
+    seeds: Annotated[int | None, typer.Option(help="training and evaluation seeds")] = None,
+    rounds: Annotated[int | None, typer.Option(help="federated rounds")] = None,
+    episodes: Annotated[int | None, typer.Option(help="training episodes")] = None,
+    epoch_rounds: Annotated[
+        int | None, typer.Option(min=1, help="federated rounds of part epochs")
+    ] = None,
+    device: DeviceOption = None,
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, tf32 (CUDA) or bf16 (local training)")
+    ] = None,
+    data_dir: Annotated[str | None, typer.Option(help="folder data sets are kept in")] = None,
+    redraw: Annotated[
+        bool, typer.Option("--redraw", help="only figures and tables, from the CSV files")
+    ] = False,
+    overrides: SetOption = None,
+) -> None:
+    """Train, compare and draw what is missing; interrupted anywhere, the same command goes on.
+
+    PART is partition, reward, accuracy, epochs, ablation, bound, regimes, or all in this order.
+    """
+    from fedfade.studies import paper
+
+    parts = paper.all_parts(part)
+    fields = {
+        "learning.data_dir": data_dir,
+        "run.seeds": seeds,
+        "run.rounds": rounds,
+        "qmix.episodes": episodes,
+        "run.device": device,
+        "run.precision": precision,
+    }
+    changes = with_fields(overrides, fields)
+    begin = time.monotonic()
+
+    def say(text: str) -> None:
+        typer.echo(f"{time.monotonic() - begin:6.0f} s  {text}")
+
+    folder = out or Path("runs") / f"reproduce-{scale}"
+    setting = paper.make_setting(
+        folder, scale, preset, changes, {"epoch_rounds": epoch_rounds}, say
+    )
+    with stopping_cleanly(f"the same command continues in {folder}"):
+        page = paper.reproduce(setting, parts, redraw)
+    typer.echo(page)
+    typer.echo(f"claims: {folder / 'claims.md'}")
+
+
+def ladder(
+    preset: Annotated[
+        str, typer.Argument(help="its cell is played besides the ring; name or .yaml")
+    ] = "paper",
+    out: Annotated[
+        Path | None, typer.Option(help="folder; runs/ladder-PRESET if not given")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="seeds played in every cell")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="rounds played of each, spread over run.rounds")
+    ] = None,
+    checkpoint: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=FOLDER of fedfade train: agents to place on it (repeatable)"),
+    ] = None,
+    scale: Annotated[str, typer.Option(help="full, or small: a look at the code")] = "full",
+    accuracy: Annotated[
+        bool,
+        typer.Option("--accuracy", help="federated runs too, run.rounds and run.seeds of them"),
+    ] = False,
+    device: DeviceOption = None,
+    data_dir: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
+    overrides: SetOption = None,
+) -> None:
+    """Uploads per round against what clients know, over SNR, spread of gains and speed."""
+    from pandas import DataFrame
+
+    from fedfade.device import pick_device
+    from fedfade.experiments.run_folder import provenance
+    from fedfade.storage import folder_lock, write_json
+    from fedfade.studies.frames import write_frame
+    from fedfade.studies.ladder import page, played, rungs
+
+    changes = with_fields(overrides, {"learning.data_dir": data_dir, "run.device": device})
+    asked = rungs.make_ladder(preset, scale, seeds, rounds, checkpoint or (), changes)
+    folder = out or Path("runs") / f"ladder-{Path(preset).stem}"
+    with stopping_cleanly(f"the same command continues in {folder}"), folder_lock(folder):
+        made_by = provenance(asked.base, pick_device(asked.base.run.device))
+        write_json(folder / "ladder.json", made_by)
+        with time_left("cells", len(asked.cells)) as tell:
+            lines = played.play(asked, folder, tell)
+        table, policies = played.ladder_table(asked, lines), played.policy_table(asked, lines)
+        write_frame(folder / "ladder.csv", table)
+        write_frame(folder / "policies.csv", policies)
+        accuracies = DataFrame()
+        if accuracy:
+            runs = played.accuracy_runs(asked, folder, table)
+            with time_left("rounds", sum(run.config.run.rounds for run in runs)) as tell:
+                accuracies = played.accuracy_table(asked, runs, table, tell)
+            write_frame(folder / "accuracy.csv", accuracies)
+        path = page.write_page(asked, folder, table, policies, accuracies)
+
+    over_cells = table.pivot_table(index="speed", columns="rung", values="uploads", sort=False)
+    shown = Table("m/s", *over_cells.columns, box=None, header_style="bold")
+    for speed, uploads in over_cells.iterrows():
+        shown.add_row(f"{speed:g}", *(f"{value:.2f}" for value in uploads))
+    console = Console()
+    if not console.is_terminal:
+        console.width = 130  # a file or pipe has no width of its own
+    console.print("uploads per round, mean over cells, best policy without learning on each rung:")
+    console.print(shown)
+    typer.echo(f"tables: {path}")
