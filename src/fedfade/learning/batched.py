@@ -124,11 +124,8 @@ class PlainBatchNorm(nn.BatchNorm2d):
 
 
 class PooledBatchNorm(PlainBatchNorm):
-    """Batch norm and the max pooling behind it.
-
-    The greatest of some pixels is the same one before a rising line and after it. So all but the
-    statistics, and all their gradients, have only the pixels that pooling leaves to do.
-    """
+    """Batch norm and the max pooling behind it, which comes first: the greatest of some pixels is
+    the same before a rising line and after it. So all but the statistics has fewer pixels to do."""
 
     pool: nn.MaxPool2d
 
@@ -258,9 +255,7 @@ class ClientBatch:
 
 
 def equal_blocks(count: int, at_once: int) -> list[slice]:
-    """Blocks of one size that cover `count` clients.
-
-    Another size would be recorded anew in every round, so the last block goes back a little.
+    """Blocks that cover `count` clients, of one size to record once: the last goes back a little.
 
     >>> equal_blocks(10, 4)
     [slice(0, 4, None), slice(4, 8, None), slice(6, 10, None)]

@@ -26,8 +26,7 @@ _TEST_SHARE = 0.2  # of data that come without a test set
 _MAX_CLASSES = 100_000
 
 Array = NDArray[np.generic]
-LabelledImages = tuple[Array, NDArray[np.int64]]
-"""Images [sample, row, column, channel] and labels [sample]."""
+LabelledImages = tuple[Array, NDArray[np.int64]]  # [sample, row, column, channel], [sample]
 
 
 @dataclass(frozen=True)

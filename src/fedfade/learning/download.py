@@ -34,8 +34,7 @@ _SUMS = "SHA256SUMS"
 _SUM_LINE = re.compile(r"^([0-9a-fA-F]{64}) [ *](.+?)\s*$", re.MULTILINE)
 
 Arrays = dict[str, NDArray[np.uint8]]
-Tell = Callable[[int, int], None]
-"""Is told the bytes so far and the bytes in all, or 0 if nobody knows."""
+Tell = Callable[[int, int], None]  # told the bytes so far and in all, or 0 if nobody knows
 
 
 @dataclass(frozen=True)

@@ -59,9 +59,8 @@ class Federation:
 
             self.engine = ClientBatch(model, self.dataset, precision)
         self.codec: Codec = CODECS.make(config.codec, config)
-        with_momentum = config.server == "mean" and config.server_momentum > 0
-        rule = "momentum" if with_momentum else config.server
-        self.rule: ServerRule = SERVER_RULES.make(rule, config)
+        momentum = config.server == "mean" and config.server_momentum > 0
+        self.rule: ServerRule = SERVER_RULES.make("momentum" if momentum else config.server, config)
 
     @property
     def values_sent(self) -> int:
@@ -153,9 +152,8 @@ class Federation:
         return Models([(self, seeds)]).train(state, round, clients)
 
     def gradients(self, state: ServerState, samples: Tensor) -> Trained:
-        """Stochastic gradients [run, draw, D] and losses at samples [run, draw, sample]."""
+        """Gradients [run, draw, D] and losses at samples [run, draw, sample]: a step at rate 1."""
         seeds = [0] * len(samples)
-        # One step at rate 1 is the gradient.
         work = LocalWork(samples[:, :, None], rate=1.0, proximal=0.0, seeds=seeds, round=0)
         return self.engine.train(state, work)
 

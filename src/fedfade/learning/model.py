@@ -77,8 +77,7 @@ def _users_model(name: str, shape: ImageShape, classes: int) -> nn.Module:
         with torch.no_grad():
             found = model(torch.zeros(2, *shape))
     except Exception as error:
-        reason = one_line(error)
-        raise refused(f"does not accept images of shape {shape}: {reason}") from None
+        raise refused(f"does not accept images of shape {shape}: {one_line(error)}") from None
     initial.restore()
     if not isinstance(found, Tensor) or found.shape != (2, classes):
         got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__

@@ -74,8 +74,7 @@ def _draw_all(
         cumulative /= cumulative[:, -1:]
         count = min(_BLOCK, int(room.sum()))
         row = generator.integers(len(open_clients), size=count)
-        draw = generator.random(count)
-        kind = (cumulative[row] <= draw[:, None]).sum(axis=1)
+        kind = (cumulative[row] <= generator.random((count, 1))).sum(axis=1)
         client = open_clients[row]
         end = min(_first_full(client, room), _first_full(kind, stock))
         client, kind = client[:end], kind[:end]

@@ -51,8 +51,7 @@ class RoundResult:
         return gradient_bias(self.sent.updates, self.arrived)
 
 
-Deliver = Callable[[Sent], Tensor]
-"""Plays the slots of a round and says who delivered: [run, client] bool."""
+Deliver = Callable[[Sent], Tensor]  # plays a round's slots: who delivered, [run, client] bool
 
 
 def send(models: Models, state: ServerState, number: int) -> Sent:
