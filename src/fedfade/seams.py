@@ -242,7 +242,7 @@ SWEEP_COMMANDS = Seam(
     {
         "compare": "fedfade.experiments.sweep_commands:Compare",
         "train": "fedfade.experiments.sweep_commands:Train",
-        "reproduce": "fedfade.studies.paper.sweep_command:Reproduce",
+        "reproduce": "fedfade.studies.paper:Reproduce",
     },
 )
 """What every point of a sweep runs; made without arguments."""

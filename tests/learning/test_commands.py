@@ -47,7 +47,7 @@ def test_learn_writes_curve_and_picture(fedfade: Command, tmp_path: Path) -> Non
     assert result.code == 0, result.err
     rows = list(csv.DictReader((tmp_path / "o" / "curve.csv").open()))
     assert [(row["round"], row["seed"]) for row in rows] == [
-        ("3", "0"), ("3", "1"), ("4", "0"), ("4", "1"),
+        ("2", "0"), ("2", "1"), ("3", "0"), ("3", "1"),
     ]  # fmt: skip
     assert float(rows[-1]["accuracy"]) == pytest.approx(
         last_json(result)["accuracy"][1],  # type: ignore[index]

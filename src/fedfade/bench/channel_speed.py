@@ -72,7 +72,6 @@ def _sionna(repeats: int) -> Figures:
         energy = torch.view_as_real(response).square().sum(-1)
         return energy.reshape(*energy.shape[:-1], *frequencies.shape).mean(-1)
 
-    batch()
     return {
         "sionna": sionna.__version__,
         "sionna_ms_per_client_round": median_cpu_ms(batch, repeats) / SIONNA_CLIENT_ROUNDS,
@@ -84,23 +83,12 @@ def _sionna(repeats: int) -> Figures:
 def _sionna_model(radio: RadioConfig) -> Any:
     from sionna.phy.channel.tr38901 import PanelArray, UMi
 
-    antenna = PanelArray(
-        num_rows_per_panel=1,
-        num_cols_per_panel=1,
-        polarization="single",
-        polarization_type="V",
-        antenna_pattern="omni",
-        carrier_frequency=radio.carrier_hz,
-    )
-    model = UMi(
-        carrier_frequency=radio.carrier_hz,
-        o2i_model="low",
-        ut_array=antenna,
-        bs_array=antenna,
-        direction="uplink",
-        enable_pathloss=False,
-        enable_shadow_fading=False,
-    )
+    kind = {"polarization": "single", "polarization_type": "V", "antenna_pattern": "omni"}
+    carrier = {"carrier_frequency": radio.carrier_hz}
+    antenna = PanelArray(num_rows_per_panel=1, num_cols_per_panel=1, **kind, **carrier)
+    arrays = {"ut_array": antenna, "bs_array": antenna, "direction": "uplink"}
+    losses = {"o2i_model": "low", "enable_pathloss": False, "enable_shadow_fading": False}
+    model = UMi(**carrier, **arrays, **losses)
     cell = Cell(CellConfig(placement="redraw"), radio, 1)
     place = cell.trajectory(range(SIONNA_CLIENT_ROUNDS), 1).at(0)
     flat = torch.zeros(SIONNA_CLIENT_ROUNDS, 1, 3)

@@ -104,8 +104,7 @@ def channel(
     clusters: Annotated[int, typer.Option(min=2, max=200, help="clusters")] = 21,
 ) -> None:
     """Fading, one thread, beside Sionna.
-    CPU time of a client-round; Sionna where it is installed.
-    """
+    CPU time of a client-round; Sionna where it is installed."""
     report("channel_speed.measure", json, repeats=repeats, clusters=clusters)
 
 
@@ -130,8 +129,7 @@ def learning(
     flower: Annotated[bool, typer.Option(help="also Flower's simulation, if installed")] = True,
 ) -> None:
     """A federated round beside a plain loop.
-    Seconds, beside a textbook PyTorch loop, and Flower if installed.
-    """
+    Seconds, beside a textbook PyTorch loop, and Flower if installed."""
     options = {"device": device, "threads": threads, "flower": flower}
     report("federated_round.measure", json, repeats=repeats, **options)
 
@@ -143,8 +141,7 @@ def train(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 2,
 ) -> None:
     """QMIX at the paper's sizes on the CPU.
-    Updates a second, share of the bare matrix products, hours for the paper's training.
-    """
+    Updates a second, share of the bare matrix products, hours for the paper's training."""
     report("qmix_speed.measure", json, repeats=repeats, threads=threads)
 
 
@@ -156,12 +153,10 @@ def scale(json: Json = False) -> None:
 
 @app.command()
 def flower(
-    json: Json = False,
-    rounds: Annotated[int, typer.Option(min=2, help="timed rounds of each")] = 5,
+    json: Json = False, rounds: Annotated[int, typer.Option(min=2, help="timed rounds of each")] = 5
 ) -> None:
     """Flower's simulation, bare and behind us.
-    Seconds per round of bare FedAvg, and with the uplink in between.
-    """
+    Seconds per round of bare FedAvg, and with the uplink in between."""
     report("flower_speed.measure", json, rounds=rounds)
 
 
@@ -172,8 +167,7 @@ def soak(
     batches: Annotated[int, typer.Option(min=50, help="batches of training episodes")] = 2000,
 ) -> None:
     """Memory along long runs: must stay flat.
-    A long comparison and a long training of small size.
-    """
+    A long comparison and a long training of small size."""
     report("soak.measure", json, rounds=rounds, batches=batches)
 
 
@@ -185,8 +179,7 @@ def growth(
     out: Annotated[Path | None, typer.Option(help="folder for growth.csv and growth.png")] = None,
 ) -> None:
     """How cost grows with every size.
-    Against clients, sub-bands, slots and trainings at once: curves, CSV, picture.
-    """
+    Against clients, sub-bands, slots and trainings at once: curves, CSV, picture."""
     found = measure("growth.measure", device=device, precision=precision, out=out)
     lines: dict[tuple[str, str], list[str]] = {}
     for work, axis, size, ms in found["points"]:
@@ -205,8 +198,7 @@ def precision(
     seeds: Annotated[int, typer.Option(min=1, help="repetitions")] = 5,
 ) -> None:
     """What fp32, tf32 and bf16 do to results.
-    To the accuracy of the model and to the values of agents.
-    """
+    To the accuracy of the model and to the values of agents."""
     found = measure("precision.measure", device=device, rounds=rounds, seeds=seeds)
     values = found["q_values"]
     rows = [

@@ -1,7 +1,5 @@
-"""Seconds per federated round: fedfade, a textbook PyTorch loop, and Flower where installed.
-
-All three train the paper's CNN on the same images: 10 clients, 3 mini-batch steps of 50.
-"""
+"""Seconds per federated round: fedfade, a textbook PyTorch loop, and Flower where installed, all on
+the same images with the paper's CNN: 10 clients, 3 mini-batch steps of 50."""
 
 import copy
 import importlib.util
@@ -47,11 +45,9 @@ def one_after_another(federation: Federation, seeds: Sequence[int]) -> Callable[
 
 
 def measure(repeats: int, device: torch.device, flower: bool, threads: int | None) -> Figures:
-    """Best of `repeats` interleaved rounds of each; ratios below 1 mean fedfade is faster.
-
-    On a busy machine only `threads` = 1 compares fairly: the loop's operations wait for the
-    slowest of their threads, which then is one that waits for a core.
-    """
+    """Best of `repeats` interleaved rounds of each; ratios below 1 mean fedfade is faster. On a
+    busy machine only `threads` = 1 compares fairly: the loop's operations wait for the slowest of
+    their threads, which then is one that waits for a core."""
     if threads is not None:
         torch.set_num_threads(threads)
     config = LearningConfig(
@@ -122,10 +118,8 @@ def textbook_round(model: nn.Module, images: Tensor, labels: Tensor, samples: Te
         local = copy.deepcopy(model)
         train_client(local, images, labels, client)
         trained.append(local.state_dict())
-    result = copy.deepcopy(model)
-    mean = {
-        name: torch.stack([state[name].float() for state in trained]).mean(0) for name in trained[0]
-    }
+    result, names = copy.deepcopy(model), trained[0]
+    mean = {name: torch.stack([own[name].float() for own in trained]).mean(0) for name in names}
     result.load_state_dict(mean)
     return result
 

@@ -13,11 +13,7 @@ from fedfade.radio import subcluster_sizes
 
 
 class Layer(NamedTuple):
-    """A layer of many copies of a network, and which of its products are made.
-
-    >>> Layer((2, 3, 4), rows=5, learns=True).flop
-    480.0
-    """
+    """A layer of many copies of a network, and which of its products are made."""
 
     weight: tuple[int, ...]  # its shape [copy, in, out]
     rows: int
@@ -34,10 +30,7 @@ class Layer(NamedTuple):
 
 
 def products(layers: list[Layer], device: torch.device, dtype: torch.dtype = torch.float32) -> Work:
-    """The layers' matrix products and nothing else, recorded.
-
-    They multiply noise: zeros would spare the card power.
-    """
+    """The layers' matrix products alone, recorded; of noise: zeros would spare the card power."""
     source = torch.Generator(device).manual_seed(0)
 
     def noise(*sizes: int) -> Tensor:
@@ -64,11 +57,8 @@ def products(layers: list[Layer], device: torch.device, dtype: torch.dtype = tor
 
 
 def update_layers(trainer: Trainer) -> list[Layer]:
-    """An update of QMIX.
-
-    Agents: online on s, online on s' and target on s'; the mixer online and target. Backward:
-    the gradient of every weight, and of every input but the observation and the state.
-    """
+    """An update of QMIX. Agents: online on s, online on s' and target on s'; the mixer online and
+    target. Backward: the gradient of every weight, and of every input but observation and state."""
     rows, mixer = trainer.config.qmix.batch_size, trainer.learner.mixer
     assert isinstance(mixer, MonotonicMixer)
     mixing = [part.weight for part in (mixer.enter, mixer.first, mixer.second, mixer.value)]
@@ -88,10 +78,8 @@ def slot_layers(trainer: Trainer) -> list[Layer]:
 def local_layers(
     image: tuple[int, int, int], clients: int, images: int, dtype: torch.dtype
 ) -> list[Layer]:
-    """A step of local training of the paper's CNN: convolutions as products of unfolded images.
-
-    Rows are filled up and long sums split as the engine does, which is faster than without.
-    """
+    """A step of local training of the paper's CNN: convolutions as products of unfolded images,
+    rows filled up and long sums split as the engine does, which is faster than without."""
     channels, rows, columns = image
     layers = []
     for place, after in enumerate((32, 64, 128)):
@@ -106,11 +94,9 @@ def local_layers(
 
 
 def fading_layers(radio: RadioConfig, client_rounds: int) -> list[Layer]:
-    """Paths summed at every frequency and slot, as a product of real matrices.
-
-    Sines, random numbers and the mean over subcarriers come on top. Writing the gains, 4 kB a
-    client-round, would be no floor at all.
-    """
+    """Paths summed at every frequency and slot, as a product of real matrices. Sines, random
+    numbers and the mean over subcarriers come on top. Writing the gains, 4 kB a client-round, would
+    be no floor at all."""
     paths = (radio.clusters - 1) * len(subcluster_sizes())
     frequencies = radio.subbands * radio.subcarriers
     slots = -(-radio.slots // 8) * 8  # as radio/response.py fills up rows

@@ -92,17 +92,14 @@ def simulate(
 
 
 def exchanges(rounds: int = 3) -> Figures:
-    """Exchanges until decisions on the clients repeat, one number a round, by policy.
-
-    Networks have random weights, large enough to react to what is left to send.
-    """
+    """Exchanges until decisions on the clients repeat, one number a round, by policy. Networks have
+    random weights, large enough to react to what is left to send."""
     from fedfade.flower.decisions import decide, play_with_clients
     from fedfade.flower.policies import OneAgent
 
     config = load_config("paper", ["run.seeds=1", "run.device=cpu"])
-    payload = float(config.learning.payload_bits)
-    uplink = Uplink(config, payload, torch.device("cpu"))
-    scenario, everybody = uplink.scenario, range(uplink.scenario.clients)
+    uplink = Uplink(config, float(config.learning.payload_bits), torch.device("cpu"))
+    scenario = uplink.scenario
     choices: dict[str, list[Policy]] = {
         name: [load_policy(name)] * scenario.clients
         for name in ("max-individual-rate", POLICY, "block-fading-schedule-feedback")
@@ -113,7 +110,7 @@ def exchanges(rounds: int = 3) -> Figures:
         for weight in agents.weights:
             weight.data.mul_(3.0)
         trained = QmixPolicy(agents, config)
-        choices[name] = [OneAgent(trained, n) for n in everybody]
+        choices[name] = [OneAgent(trained, n) for n in range(scenario.clients)]
     vectors = torch.randn(1, scenario.clients, 30, generator=torch.Generator().manual_seed(0))
 
     def count(name: str, policies: list[Policy], number: int) -> int:

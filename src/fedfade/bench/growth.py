@@ -1,7 +1,5 @@
-"""How cost grows with clients, sub-bands, slots and trainings at once: measured, not argued.
-
-One size at a time is changed from the paper's; what a size does not enter is not measured.
-"""
+"""How cost grows with clients, sub-bands, slots and trainings at once: one size at a time is
+changed from the paper's; what a size does not enter is not measured."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -95,40 +93,32 @@ def costs(stage: Stage, axes: Axes) -> tuple[pd.DataFrame, list[str]]:
     """Every cost at every size; where one cannot be had, a sentence that says why."""
     rows, faults = [], []
     for work, entering in ENTERS.items():
-        at = _by_size(stage, work)
         with suppress(Exception):  # the first of a kind is slow; a fault comes again below
-            at.__wrapped__(**PAPER)
+            _costs_at.__wrapped__(stage, work, **PAPER)
         for axis in entering:
             for size in axes[axis]:
                 try:
-                    rows += [(name, axis, size, ms) for name, ms in at(**PAPER | {axis: size})]
+                    found = _costs_at(stage, work, **PAPER | {axis: size})
+                    rows += [(name, axis, size, ms) for name, ms in found]
                 except Exception as error:  # the other sizes are still wanted
                     faults.append(f"{work.__name__}, {axis} = {size}, failed: {sentence(error)}")
     return pd.DataFrame(rows, columns=["work", "axis", "size", "ms"]), faults
 
 
-def _by_size(stage: Stage, work: Work) -> Any:
+@cache
+def _costs_at(stage: Stage, work: Work, **sizes: int) -> list[tuple[str, float]]:
     """Names and milliseconds by the sizes of PAPER; measured once."""
-
-    @cache
-    def at(**sizes: int) -> list[tuple[str, float]]:
-        forget()
-        changes = [*stage.size("", REDUCED).split(), "qmix.gradients=synthetic"]
-        changes += [f"run.precision={stage.precision}", f"learning.clients={sizes['clients']}"]
-        changes += [f"radio.subbands={sizes['sub-bands']}", f"radio.slots={sizes['slots']}"]
-        return list(work(stage, load_config("paper", changes), sizes["seeds"]).items())
-
-    return at
+    forget()
+    changes = [*stage.size("", REDUCED).split(), "qmix.gradients=synthetic"]
+    changes += [f"run.precision={stage.precision}", f"learning.clients={sizes['clients']}"]
+    changes += [f"radio.subbands={sizes['sub-bands']}", f"radio.slots={sizes['slots']}"]
+    return list(work(stage, load_config("paper", changes), sizes["seeds"]).items())
 
 
 def measure(
     device: torch.device, precision: Precision = "tf32", out: Path | None = None, axes: Axes = AXES
 ) -> Figures:
-    """All curves; with `out` also growth.csv and growth.png.
-
-    Training and local training are recorded but not compiled, which would take half a minute for
-    each size.
-    """
+    """All curves, of work recorded but not compiled; with `out` also growth.csv and growth.png."""
     if out is not None:
         make_folder(out)
     with Stage.open(device, precision) as stage:
@@ -138,8 +128,7 @@ def measure(
         how = stage.size("recorded on CUDA", "small sizes, CPU time")
         with writing(out / "growth.png") as temporary:
             draw(found, f"{how}, {precision}").savefig(temporary, dpi=150, format="png")
-    rows = zip(*(found[name].tolist() for name in found), strict=True)
-    points = [[*where, float(f"{ms:.4g}")] for *where, ms in rows]
+    points = [[*where, float(f"{ms:.4g}")] for *where, ms in found.itertuples(index=False)]
     return {"points": points, "failed": faults} | stage.about()
 
 

@@ -19,10 +19,8 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 def measure(
     device: torch.device, rounds: int | None = None, seeds: int = 5, batches: int = 20
 ) -> Figures:
-    """Accuracy after perfect uploads, and Q-values of one batch of observations.
-
-    On the CPU sizes are small and tf32 is float32.
-    """
+    """Accuracy after perfect uploads, and Q-values of one batch of observations. On the CPU sizes
+    are small and tf32 is float32."""
     full = device.type == "cuda"
     config = load_config("paper", [] if full else REDUCED.split())
     rounds = rounds or config.run.rounds
@@ -38,11 +36,8 @@ def measure(
 
 
 def accuracy(config: Config, device: torch.device, rounds: int, seeds: int) -> pd.DataFrame:
-    """Test accuracy in every precision from the same weights, data and mini-batches.
-
-    `between_seeds` is the standard deviation over seeds, `difference` the mean over seeds of
-    (this - fp32), `difference_error` the standard error of that mean.
-    """
+    """Test accuracy in every precision from the same weights, data and mini-batches; its standard
+    deviation between seeds; and the mean over seeds of (this - fp32), with its standard error."""
     dataset = load_data(config.learning)
     final: dict[Precision, list[float]] = {}
     spent_s = []
@@ -66,11 +61,8 @@ def accuracy(config: Config, device: torch.device, rounds: int, seeds: int) -> p
 
 
 def q_values(config: Config, device: torch.device, batches: int) -> dict[str, float]:
-    """Values of the same agents for the same observations, float32 and TensorFloat-32.
-
-    The agents have learned for a few batches of episodes; `bf16` is for local training, so agents
-    compute in TensorFloat-32 under it too.
-    """
+    """Values of agents that have learned for a few batches, in float32 and in TensorFloat-32, which
+    they compute in under `bf16` too: that is for local training."""
     changes = {"gradients": "synthetic"}
     config = config.model_copy(update={"qmix": config.qmix.model_copy(update=changes)})
     with matrix_products("fp32"), without_compiling():

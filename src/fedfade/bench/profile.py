@@ -32,11 +32,8 @@ def kind(kernel: str) -> str:
 
 
 def look(work: Call, device: torch.device) -> dict[str, Any]:
-    """Time a call, then watch its kernels; on the CPU, its operations.
-
-    `us` until the device has done it, `kernels` launched, alone or in a recording, `busy_us` of
-    them by kind, and the `top` ones.
-    """
+    """Time a call, then watch its kernels; on the CPU, its operations: `us` until the device has
+    done it, `kernels` launched, alone or in a recording, `busy_us` by kind, and the `top` ones."""
     us = 1e3 * median_ms(work, 5, calls=CALLS)
     cuda = device.type == "cuda"
     activity = ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU

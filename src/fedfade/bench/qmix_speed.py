@@ -33,12 +33,8 @@ PEER_FRAMES, PEER_WARM_UP = PEER["off_policy_collected_frames_per_batch"], 1
 
 
 def measure(repeats: int = 40, threads: int = 2, peers: bool = True) -> Figures:
-    """Times of a slot, an update, its matrix products alone, a round's channel.
-
-    `floor_fraction` is the time of the bare matrix products of one update, forward and backward,
-    over the time of the update. Times are medians of the repeats; other work on the same cores
-    shows in them.
-    """
+    """Median times of a slot, an update, its matrix products alone, forward and backward (whose
+    share of the update is `floor_fraction`), and a round's channel."""
     torch.set_num_threads(threads)
     config = load_config("paper", ["qmix.gradients=synthetic", "run.device=cpu"])
     trainer, qmix = Trainer(config), config.qmix
@@ -90,10 +86,8 @@ def _fill(trainer: Trainer, updates: int) -> float:
 
 
 def beside_benchmarl(transitions_per_s: float, collecting_per_s: float) -> Figures:
-    """BenchMARL's transitions a second where it is installed, and how many times as many ours are.
-
-    Its own timers are what it hands to its logger after each iteration.
-    """
+    """BenchMARL's transitions a second where it is installed, by the timers it hands to its logger
+    after each iteration, and how many times as many ours are."""
     try:
         from benchmarl.algorithms import QmixConfig
         from benchmarl.experiment import Experiment, ExperimentConfig

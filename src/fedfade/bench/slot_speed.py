@@ -1,7 +1,5 @@
-"""What slots cost: the exact schedule, whole rounds under each policy, many clients.
-
-CPU time on one thread, and in `scale` also that of fading and of the Gram matrix.
-"""
+"""What slots cost, in CPU time on one thread: the exact schedule, whole rounds under each policy,
+many clients."""
 
 import itertools
 from collections.abc import Callable
@@ -11,14 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedfade.allocation import (
-    BUILT_IN,
-    genie_bound,
-    load_policy,
-    max_sum_rate,
-    play_round,
-    sum_rate_nats,
-)
+from fedfade import allocation
 from fedfade.bench.timing import Figures, cpu_seconds, machine, median_cpu_ms
 from fedfade.config import load_config
 from fedfade.device import one_thread
@@ -45,7 +36,7 @@ def schedule(slots: int = 250, repeats: int = 5) -> Figures:
     """Milliseconds a slot at N=10, C=4 for weak to strong clients; ratio to enumeration."""
 
     def ms_per_slot(received: Tensor) -> float:
-        return median_cpu_ms(partial(max_sum_rate, received, 1.0), repeats) / slots
+        return median_cpu_ms(partial(allocation.max_sum_rate, received, 1.0), repeats) / slots
 
     figures: Figures = {"clients": 10, "bands": 4, "slots": slots}
     times = {snr_db: ms_per_slot(instances(snr_db, 10, 4, slots)) for snr_db in SNRS_DB}
@@ -53,7 +44,7 @@ def schedule(slots: int = 250, repeats: int = 5) -> Figures:
     small = instances(0.0, 5, 3, slots)
     few, exact = small[:25], ms_per_slot(small)
     enumerated = median_cpu_ms(partial(best_by_enumeration, few), repeats) / len(few)
-    found = sum_rate_nats(few, max_sum_rate(few, 1.0))
+    found = allocation.sum_rate_nats(few, allocation.max_sum_rate(few, 1.0))
     return {
         **figures,
         # The headline is the slowest of them: weak clients, where sub-bands may be shared.
@@ -79,7 +70,7 @@ def best_by_enumeration(received: Tensor) -> Tensor:
     """The best sum rate over all (C+1)^N choices: [slot]."""
     clients, bands = received.shape[-2:]
     every = torch.tensor(list(itertools.product(range(-1, bands), repeat=clients)))
-    return torch.stack([sum_rate_nats(slot[None], every).max() for slot in received])
+    return torch.stack([allocation.sum_rate_nats(slot[None], every).max() for slot in received])
 
 
 @one_thread()
@@ -89,8 +80,8 @@ def rounds(episodes: int = 20, repeats: int = 3) -> Figures:
     channel_s = cpu_seconds(partial(draw, episodes))
     played, keys = independent_round(alpha, draw(episodes)), torch.arange(episodes)
     slots_per_s = {}
-    for name in BUILT_IN:
-        play = partial(play_round, load_policy(name), scenario, played, keys)
+    for name in allocation.BUILT_IN:
+        play = partial(allocation.play_round, allocation.load_policy(name), scenario, played, keys)
         ms = median_cpu_ms(play, repeats)
         slots_per_s[f"slots_per_s {name}"] = 1e3 * episodes * scenario.slots / ms
     return {
@@ -100,7 +91,7 @@ def rounds(episodes: int = 20, repeats: int = 3) -> Figures:
         "episodes": episodes,
         "channel_s": channel_s,
         **slots_per_s,
-        "genie_s": cpu_seconds(partial(genie_bound, scenario, played)),
+        "genie_s": cpu_seconds(partial(allocation.genie_bound, scenario, played)),
         **machine(),
     }
 
@@ -127,14 +118,14 @@ def independent_round(alpha: Tensor, fading: Tensor) -> Round:
 
 @one_thread()
 def scale() -> Figures:
-    """One cell with four sub-bands at growing numbers of clients."""
+    """One cell with four sub-bands at growing numbers of clients: slots, fading, Gram matrix."""
     figures: Figures = {"bands": 4, "slots_timed": SLOTS}
     tried = list(POLICIES)
     for clients in CLIENTS:
         scenario, alpha, draw = paper_cell(clients)
         if clients <= 1000:
-            spent = cpu_seconds(partial(draw, 1))
-            figures[f"fading_ms_per_client_round {clients}"] = 1000 * spent / clients
+            fading_ms = 1000 * cpu_seconds(partial(draw, 1))
+            figures[f"fading_ms_per_client_round {clients}"] = fading_ms / clients
         for name, spent in _slots(replace(scenario, slots=SLOTS), alpha, tried).items():
             figures[f"ms_per_slot {name} {clients}"] = 1000 * spent / SLOTS
             # The next size has ten times the clients, so at least ten times the work.
@@ -153,8 +144,8 @@ def _slots(scenario: Scenario, alpha: Tensor, names: list[str]) -> dict[str, flo
     low = torch.full_like(alpha, 0.1 * scenario.noise_w / scenario.full_power_w)
     keys, spent = torch.zeros(1, dtype=torch.int64), {}
     for name in names:
-        policy = load_policy(name.split()[0])
+        policy = allocation.load_policy(name.split()[0])
         played = independent_round(low if name == LOW else alpha, fading)
-        play_round(policy, replace(scenario, slots=1), played, keys)  # warm up
-        spent[name] = cpu_seconds(partial(play_round, policy, scenario, played, keys))
+        allocation.play_round(policy, replace(scenario, slots=1), played, keys)  # warm up
+        spent[name] = cpu_seconds(partial(allocation.play_round, policy, scenario, played, keys))
     return spent

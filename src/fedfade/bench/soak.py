@@ -1,8 +1,6 @@
-"""Does memory stay flat? Thousands of small federated rounds, thousands of small training batches.
-
-Small in size so that a leak of any kind shows: nothing here should hold more after the last step
-than after the first hundreds, except one line of metrics a round and policy.
-"""
+"""Does memory stay flat? Thousands of federated rounds and of training batches, small in size so
+that a leak of any kind shows: nothing here should hold more after the last step than after the
+first hundreds, except one line of metrics a round and policy."""
 
 import tempfile
 from pathlib import Path
@@ -46,10 +44,9 @@ def measure(rounds: int = 2000, batches: int = 2000) -> Figures:
         trained_mb[trainer.batch] = memory_mb()
 
     with tempfile.TemporaryDirectory(prefix="fedfade-soak-") as name:
-        compare_s = seconds(
-            lambda: compare_many([config], [Path(name) / "compare"], device, progress)
-        )
-        train_s = seconds(lambda: train(agents, Path(name) / "train", look))
+        out = Path(name)
+        compare_s = seconds(lambda: compare_many([config], [out / "compare"], device, progress))
+        train_s = seconds(lambda: train(agents, out / "train", look))
     return {
         "rounds": rounds,
         "batches": batches,

@@ -6,10 +6,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -71,7 +71,7 @@ class Figure:
         return {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in there.items()}
 
 
-@dataclass
+@dataclass(eq=False)
 class Stage:
     """What all figures are measured on: the paper's sizes on CUDA, small ones on a CPU."""
 
@@ -79,7 +79,6 @@ class Stage:
     precision: Precision
     folder: Path  # for what a figure has to write down
     full: bool = True
-    trainings: dict[int, Any] = field(default_factory=dict)  # those measured, by number of seeds
 
     @classmethod
     @contextmanager
@@ -107,7 +106,6 @@ class Stage:
 
     @cached_property
     def dataset(self) -> Dataset:
-        """Of the federated task."""
         return load_data(self.config().learning).to(self.device)
 
     def config(self, *overrides: str) -> Config:

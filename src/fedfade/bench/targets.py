@@ -1,14 +1,12 @@
-"""The figures wanted of one GPU, each beside what is wanted and the floor it stands on.
-
-On a CPU the same code runs at sizes so small that the figures mean nothing, for the tests' sake.
-"""
+"""The figures wanted of one GPU, each beside what is wanted and the floor it stands on. On a CPU
+the same code runs at sizes so small that the figures mean nothing, for the tests' sake."""
 
 import json
 import math
 import os
 import time
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from timeit import timeit
@@ -97,10 +95,9 @@ def five_seeds(stage: Stage) -> Iterable[Figure]:
         yield Figure(f"  {part}", "x", many.parts[part] / max(1e-9, one.parts[part]))
 
 
+@cache
 def measured(stage: Stage, seeds: int) -> Training:
-    """Of so many seeds at once; measured once."""
-    if seeds in stage.trainings:
-        return stage.trainings[seeds]  # type: ignore[no-any-return]
+    """Of so many seeds at once."""
     config, begin = stage.config(), wall_clock()
     trainer = Trainer(config, stage.device, seeds=list(range(seeds)))
     trainer.play_batch()
@@ -113,7 +110,7 @@ def measured(stage: Stage, seeds: int) -> Training:
     layers = {"slot": slot_layers(trainer), "update": update_layers(trainer)}
     bare = {part: products(some, stage.device) for part, some in layers.items()}
     stretch = stage.size(100, 3)  # one call is too short
-    found = stage.trainings[seeds] = Training(
+    return Training(
         start=max(0.0, start - 2 * batch),
         batch=batch,
         task=max(0.0, task),
@@ -123,7 +120,6 @@ def measured(stage: Stage, seeds: int) -> Training:
         batches=batches,
         tasks=math.ceil(batches / config.run.rounds),
     )
-    return found
 
 
 def updates_in_a_batch(config: Config) -> float:

@@ -5,11 +5,11 @@ import platform
 import re
 import time
 import timeit
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
+from unittest.mock import patch
 
 import numpy
 import torch
@@ -25,11 +25,7 @@ wall_clock = benchmark.timer
 
 
 def machine() -> Figures:
-    """Versions, threads, processor.
-
-    >>> sorted(machine())
-    ['cpu', 'cpu_count', 'fedfade', 'gpu', 'numpy', 'python', 'threads', 'torch']
-    """
+    """Versions, threads, processor."""
     about = Path("/proc/cpuinfo")
     names = re.findall(r"model name\s*: (.*)", about.read_text()) if about.exists() else []
     return {
@@ -63,10 +59,8 @@ median_cpu_ms = partial(median_ms, clock=time.process_time)
 
 
 def in_turns(calls: Sequence[Call], repeats: int) -> list[tuple[list[float], list[float]]]:
-    """Wall and CPU seconds of every repeat of each call; the first turn warms up.
-
-    Calls take turns, so that a busy machine disturbs all alike.
-    """
+    """Wall and CPU seconds of every repeat of each call; the first turn warms up. Calls take turns,
+    so that a busy machine disturbs all alike."""
     spent: list[tuple[list[float], list[float]]] = [([], []) for _ in calls]
     for _ in range(repeats + 1):
         for call, (wall, cpu) in zip(calls, spent, strict=True):
@@ -76,14 +70,5 @@ def in_turns(calls: Sequence[Call], repeats: int) -> list[tuple[list[float], lis
     return [(wall[1:], cpu[1:]) for wall, cpu in spent]
 
 
-@contextmanager
-def without_compiling() -> Iterator[None]:
-    """Work is recorded but its small operations are not fused: half a minute less for each size."""
-    before = os.environ.get("FEDFADE_COMPILE")
-    os.environ["FEDFADE_COMPILE"] = "0"
-    try:
-        yield
-    finally:
-        del os.environ["FEDFADE_COMPILE"]
-        if before is not None:
-            os.environ["FEDFADE_COMPILE"] = before
+without_compiling = partial(patch.dict, os.environ, FEDFADE_COMPILE="0")
+"""Work is recorded but its small operations are not fused: half a minute less for each size."""

@@ -65,7 +65,7 @@ def learn(
         lines = ["round,seed,accuracy,loss"]
         for point in points:
             rows = zip(numbers, point.accuracy, point.loss, strict=True)
-            lines += [f"{point.rounds},{s},{right:.6f},{loss:.6f}" for s, right, loss in rows]
+            lines += [f"{point.rounds - 1},{s},{right:.6f},{loss:.6f}" for s, right, loss in rows]
         write_text(out / "curve.csv", "\n".join(lines) + "\n")
         try:
             from fedfade.learning.plots import learning_curves

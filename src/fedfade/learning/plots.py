@@ -52,7 +52,7 @@ def learning_curves(rounds: Sequence[int], accuracy: ArrayLike, title: str) -> F
     single.set_label("single seeds")
     mean = f"mean of {values.shape[1]} seeds"
     panel.plot(rounds, values.mean(1), color="tab:blue", lw=2, label=mean)
-    panel.set(xlabel="round", ylabel="test accuracy (%)")
+    panel.set(xlabel="rounds done", ylabel="test accuracy (%)")
     panel.set_title(title, fontsize=11)
     panel.grid(alpha=0.3)
     panel.legend(frameon=False, loc="lower right")

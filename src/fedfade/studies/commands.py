@@ -43,9 +43,14 @@ def reproduce(
 
     PART is partition, reward, accuracy, epochs, ablation, bound, regimes, or all in this order.
     """
+    from fedfade.config import load_config
+    from fedfade.errors import not_allowed
     from fedfade.studies import paper
 
-    parts = paper.all_parts(part)
+    if part not in (*paper.PARTS, "all"):
+        raise not_allowed("part", part, f"one of {', '.join(paper.PARTS)} or all")
+    if scale not in paper.SCALES:
+        raise not_allowed("--scale", scale, f"one of {', '.join(paper.SCALES)}")
     fields = {
         "learning.data_dir": data_dir,
         "run.seeds": seeds,
@@ -54,18 +59,17 @@ def reproduce(
         "run.device": device,
         "run.precision": precision,
     }
-    changes = with_fields(overrides, fields)
+    changes = [*paper.SCALES[scale].overrides, *with_fields(overrides, fields)]
     begin = time.monotonic()
 
     def say(text: str) -> None:
         typer.echo(f"{time.monotonic() - begin:6.0f} s  {text}")
 
     folder = out or Path("runs") / f"reproduce-{scale}"
-    setting = paper.make_setting(
-        folder, scale, preset, changes, {"epoch_rounds": epoch_rounds}, say
-    )
+    grid = {"epoch_rounds": epoch_rounds}
+    setting = paper.checked_setting(folder, load_config(preset, changes), scale, grid, say)
     with stopping_cleanly(f"the same command continues in {folder}"):
-        page = paper.reproduce(setting, parts, redraw)
+        page = paper.reproduce(setting, list(paper.PARTS) if part == "all" else [part], redraw)
     typer.echo(page)
     typer.echo(f"claims: {folder / 'claims.md'}")
 
@@ -120,7 +124,7 @@ def ladder(
             with time_left("rounds", sum(run.config.run.rounds for run in runs)) as tell:
                 accuracies = played.accuracy_table(asked, runs, table, tell)
             write_frame(folder / "accuracy.csv", accuracies)
-        path = page.write_page(asked, folder, table, policies, accuracies)
+        page.write_page(asked, folder, table, policies, accuracies)
 
     over_cells = table.pivot_table(index="speed", columns="rung", values="uploads", sort=False)
     shown = Table("m/s", *over_cells.columns, box=None, header_style="bold")
@@ -131,4 +135,4 @@ def ladder(
         console.width = 130  # a file or pipe has no width of its own
     console.print("uploads per round, mean over cells, best policy without learning on each rung:")
     console.print(shown)
-    typer.echo(f"tables: {path}")
+    typer.echo(f"tables: {folder / 'ladder.md'}")

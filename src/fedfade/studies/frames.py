@@ -1,21 +1,21 @@
-"""Tables of a study: data frames, kept as CSV files and shown in Markdown."""
+"""Tables of a study: what its federated runs leave, kept as CSV files and shown in Markdown."""
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pandas import DataFrame, Series
 
+from fedfade.config import Config
 from fedfade.errors import UserError
+from fedfade.experiments import Row
 from fedfade.storage import read_bytes, write_text
 
 _TEXT = ("policy", "winner", "next", "training", "cell", "rung", "learned", "hidden")
 """Columns of text, even where it looks like a number."""
-
-_MAX_BYTES = 64 * 2**20
 
 
 def write_frame(path: Path, frame: DataFrame) -> None:
@@ -33,7 +33,7 @@ def read_frame(path: Path) -> DataFrame:
     if not path.is_file():
         raise UserError(f"{str(path)!r} is not there: run this part of fedfade reproduce first.")
     try:
-        names, *cells = csv.reader(io.StringIO(read_bytes(path, _MAX_BYTES).decode("utf-8")))
+        names, *cells = csv.reader(io.StringIO(read_bytes(path, 64 * 2**20).decode("utf-8")))
         if any(len(row) != len(names) for row in cells):
             raise ValueError("a line is too short or too long")
     except (ValueError, csv.Error):
@@ -56,11 +56,7 @@ def kept(path: Path, compute: Callable[[], DataFrame]) -> DataFrame:
 
 
 def matching(frame: DataFrame, **where: Any) -> DataFrame:
-    """The lines with these values.
-
-    >>> matching(DataFrame({"a": [1, 3], "b": [2, 4]}), a=3).b.tolist()
-    [4]
-    """
+    """The lines with these values."""
     return frame[(frame[list(where)] == Series(where)).all(axis=1)]
 
 
@@ -76,11 +72,7 @@ def means(frame: DataFrame, group: str, field: str) -> Series:
 
 
 def mean_error(values: Series) -> tuple[float, float]:
-    """Mean and its standard error, NaN for one value.
-
-    >>> mean_error(Series([1.0, 3.0]))
-    (2.0, 1.0)
-    """
+    """Mean and its standard error, NaN for one value."""
     return float(values.mean()), float(values.sem())
 
 
@@ -98,12 +90,53 @@ def paired(
 
 
 def markdown(headings: Sequence[object], rows: Iterable[Iterable[object]]) -> str:
-    """A Markdown table.
-
-    >>> print(markdown(["policy", "uploads"], [["random", 1.25]]))
-    | policy | uploads |
-    |---|---|
-    | random | 1.25 |
-    """
+    """A Markdown table."""
     head, *lines = (f"| {' | '.join(map(str, row))} |" for row in (headings, *rows))
     return "\n".join([head, f"|{'---|' * len(headings)}", *lines])
+
+
+class StudyRun(NamedTuple):
+    """One comparison: what tells it apart in tables, its configuration and its folder."""
+
+    labels: Mapping[str, Any]
+    config: Config
+    folder: Path
+
+
+def labelled(runs: Iterable[StudyRun], rows: Iterable[Iterable[Row]]) -> DataFrame:
+    """The rows of every run in one table, with the labels of the run as further columns."""
+    each = zip(runs, rows, strict=True)
+    lines = [{**run.labels, **row._asdict()} for run, own in each for row in own]
+    return DataFrame(lines).sort_values("round", kind="stable", ignore_index=True)
+
+
+def final_table(rows: DataFrame, by: Sequence[str], clients: int) -> DataFrame:
+    """How each run ended: a line per value of `by`, policy and seed."""
+    keys = [*by, "policy", "seed"]
+    runs = rows.assign(empty=rows["delivered"] == 0).groupby(keys, sort=False)
+    table = runs.agg(
+        accuracy=("accuracy", "last"),
+        uploads=("delivered", "mean"),
+        empty_rounds=("empty", "mean"),
+        wasted=("bits_wasted", "sum"),
+        fairness=("fairness", "last"),
+        bias=("gradient_bias", lambda bias: bias.mean(skipna=False)),
+    )
+    table["wasted"] /= runs["bits_sent"].sum()  # NaN where nothing was sent
+    served = rows["delivered_clients"].str.get_dummies(" ")  # 1 in rounds a client delivered
+    served = served.reindex(columns=[str(n) for n in range(clients)], fill_value=0)
+    shares = served.groupby([rows[key] for key in keys], sort=False).mean().add_prefix("client_")
+    return in_order(table.join(shares).reset_index(), by, ["policy"], ["seed"])
+
+
+def curve_table(rows: DataFrame, by: Sequence[str], field: str) -> DataFrame:
+    """A field against rounds: median and 10-90 % band over seeds, where all were measured."""
+    keys = [*by, "policy", "round"]
+    table = rows.groupby(keys, sort=False)[field].agg(
+        median="median",
+        low=lambda values: values.quantile(0.1),
+        high=lambda values: values.quantile(0.9),
+        gap=lambda values: values.isna().any(),
+    )
+    table = table[~table.pop("gap").astype(bool)].reset_index()
+    return in_order(table, by, ["policy"], ["round"])

@@ -18,13 +18,12 @@ from fedfade.studies.paper.charts import panels
 _SHADES = ("#1f618d", "#28a745", "#cb4335", "#7d3c98", "#b7950b")  # one per speed, slowest first
 _MARKS = ("*", "D", "P", "X", "^", "v")  # one per training
 _KNOWN = {"block-fading-schedule": "x", "shortest-remaining-first": "+"}  # from earlier work
-_COLUMNS = 4
 _MATCHING = "deadline-matching"
 
 
 def write_page(
     ladder: Ladder, out: Path, table: DataFrame, policies: DataFrame, accuracies: DataFrame
-) -> Path:
+) -> None:
     """`ladder.png`, `ladder.md` and, where there are federated runs, `accuracy.png`."""
     shown = policies[(policies["learned"] == "yes") | policies["policy"].isin([*_KNOWN])]
     save_figure(_figure(ladder, ladder.names, table, shown, "uploads"), out / "ladder.png")
@@ -32,13 +31,35 @@ def write_page(
         names = list(dict.fromkeys(cell.name for cell in ladder.accuracy_cells))
         best, agents = (matching(accuracies, learned=answer) for answer in ("no", "yes"))
         save_figure(_figure(ladder, names, best, agents, "accuracy"), out / "accuracy.png")
-    path = out / "ladder.md"
-    write_text(path, _page(ladder, table, policies, accuracies))
-    return path
+    config = ladder.cells[0].config
+    first, last = config.run.seed, config.run.seed + config.run.seeds - 1
+    rounds = ", ".join(map(str, ladder.cells[0].rounds))
+    text = [
+        "# What a bit of channel knowledge buys",
+        f"Uploads per round of {config.learning.clients} clients, seeds {first} to {last}, rounds "
+        f"{rounds} of each; in brackets the standard error over seeds.",
+        markdown(["rung", "knows, besides all above"], [[r.name, r.knows] for r in ladder.rungs]),
+        "## Uploads: the best policy without learning on each rung",
+        _wide(ladder, table),
+        "## What each rung adds to the one below",
+        "Mean over cells of the difference on the same rounds; its standard error over cells.",
+        _gains(ladder, table),
+        "## How channel knowledge ages",
+        "Deadline matching, mean over cells: what it gains over knowing no fading at all, as a "
+        "share of what it gains when the fading is fresh; beside it the way clients have gone "
+        "since, and the autocorrelation of the fading's power.",
+        _ageing(ladder, policies),
+    ]
+    learned = matching(policies, learned="yes")
+    if len(learned):
+        text += ["## Trained agents", _long(learned, "uploads")]
+    if len(accuracies):
+        text += ["## Final accuracy", _long(accuracies, "accuracy")]
+    text += ["## All policies", _long(matching(policies, learned="no"), "uploads")]
+    write_text(out / "ladder.md", "\n\n".join(text) + "\n")
 
 
 def _title(ladder: Ladder, name: str) -> str:
-    """A cell in words."""
     if name != OWN:
         return f"ring, {name}"
     place = ladder.base.cell.placement
@@ -49,7 +70,7 @@ def _figure(
     ladder: Ladder, names: Sequence[str], table: DataFrame, points: DataFrame, field: str
 ) -> Any:
     """One panel per cell: rungs along the axis, a line per speed, a mark per training."""
-    columns = min(_COLUMNS, len(names) + 1)
+    columns = min(4, len(names) + 1)
     rows = -(-(len(names) + 1) // columns)
     size = (3.6 * columns + 0.6, 2.9 * rows + 1.3)
     figure, grid = panels(*size, rows, columns, sharex=True, sharey=True)
@@ -59,8 +80,8 @@ def _figure(
         if name is None:
             axes.axis("off")
             continue
-        _draw_best(ladder, axes, matching(table, cell=name), field)
-        _draw_points(ladder, axes, matching(points, cell=name), field)
+        own, marks = (matching(some, cell=name) for some in (table, points))
+        _draw(ladder, axes, own, marks, field)
         axes.set_title(_title(ladder, name), loc="left", fontsize=10)
         axes.set_xticks(range(len(rungs)), rungs, rotation=60, ha="right", fontsize=8)
         below = place + columns
@@ -89,70 +110,30 @@ def _panel_order(names: Sequence[str], rows: int, columns: int) -> list[str | No
     return order
 
 
-def _shade(ladder: Ladder, speed: float) -> str:
-    return _SHADES[ladder.speeds_mps.index(speed) % len(_SHADES)]
-
-
-def _draw_best(ladder: Ladder, axes: Any, table: DataFrame, field: str) -> None:
-    """One line per speed over the rungs; the last is a bound, which nobody is known to reach."""
-    rungs = [rung.name for rung in ladder.rungs]
+def _draw(ladder: Ladder, axes: Any, table: DataFrame, points: DataFrame, field: str) -> None:
+    """One line per speed over the rungs; marks of trainings, and of policies of earlier work."""
+    rungs, speeds = [rung.name for rung in ladder.rungs], ladder.speeds_mps
+    shades = dict(zip(speeds, cycle(_SHADES), strict=False))
     scale = 100.0 if field == "accuracy" else 1.0
-    for speed in ladder.speeds_mps:
-        shade, own = _shade(ladder, speed), matching(table, speed=speed)
+    for speed, shade in shades.items():
+        own = matching(table, speed=speed)
         own = own.assign(place=own["rung"].map(rungs.index)).sort_values("place", kind="stable")
         x, (y, error) = own["place"].to_numpy(), scale * own[[field, "error"]].to_numpy().T
         style = {"color": shade, "marker": "o", "ms": 4, "lw": 1.6, "elinewidth": 1.0}
         axes.errorbar(x[:-1], y[:-1], error[:-1], label=f"{speed:g} m/s", **style)
+        # The last rung is a bound, which nobody is known to reach.
         axes.plot(x[-2:], y[-2:], color=shade, lw=1.0, ls=":")
         axes.plot(x[-1:], y[-1:], color=shade, marker="o", ms=5, mfc="white", ls="")
-
-
-def _draw_points(ladder: Ladder, axes: Any, points: DataFrame, field: str) -> None:
-    """Marks of trainings, and of policies of earlier work."""
-    rungs, speeds = [rung.name for rung in ladder.rungs], ladder.speeds_mps
-    scale = 100.0 if field == "accuracy" else 1.0
     trainings = dict(zip((agents.name for agents in ladder.agents), cycle(_MARKS), strict=False))
     for name, own in points.groupby("policy", sort=False):
         known = name in _KNOWN
         mark = _KNOWN[name] if known else trainings[name]
         style = {"marker": mark, "ms": 10 if mark == "*" else 6, "ls": ""}
-        label = name if known else f"{name} (learned)"
-        axes.plot([], [], color="black", label=label, **style)
+        axes.plot([], [], color="black", label=name if known else f"{name} (learned)", **style)
         edge = {} if known else {"mec": "black", "mew": 0.5}
         for speed, rung, value in own[["speed", "rung", field]].itertuples(index=False):
             x = rungs.index(rung) + 0.12 * (speeds.index(speed) - (len(speeds) - 1) / 2)
-            shade = _shade(ladder, speed)
-            axes.plot(x, scale * value, color=shade, zorder=3, **style, **edge)
-
-
-def _page(ladder: Ladder, table: DataFrame, policies: DataFrame, accuracies: DataFrame) -> str:
-    """Tables of the ladder in Markdown."""
-    config = ladder.cells[0].config
-    first, last = config.run.seed, config.run.seed + config.run.seeds - 1
-    rounds = ", ".join(map(str, ladder.cells[0].rounds))
-    text = [
-        "# What a bit of channel knowledge buys",
-        f"Uploads per round of {config.learning.clients} clients, seeds {first} to {last}, rounds "
-        f"{rounds} of each; in brackets the standard error over seeds.",
-        markdown(["rung", "knows, besides all above"], [[r.name, r.knows] for r in ladder.rungs]),
-        "## Uploads: the best policy without learning on each rung",
-        _wide(ladder, table),
-        "## What each rung adds to the one below",
-        "Mean over cells of the difference on the same rounds; its standard error over cells.",
-        _gains(ladder, table),
-        "## How channel knowledge ages",
-        "Deadline matching, mean over cells: what it gains over knowing no fading at all, as a "
-        "share of what it gains when the fading is fresh; beside it the way clients have gone "
-        "since, and the autocorrelation of the fading's power.",
-        _ageing(ladder, policies),
-    ]
-    learned = matching(policies, learned="yes")
-    if len(learned):
-        text += ["## Trained agents", _long(learned, "uploads")]
-    if len(accuracies):
-        text += ["## Final accuracy", _long(accuracies, "accuracy")]
-    text += ["## All policies", _long(matching(policies, learned="no"), "uploads")]
-    return "\n\n".join(text) + "\n"
+            axes.plot(x, scale * value, color=shades[speed], zorder=3, **style, **edge)
 
 
 def _with_error(form: str, value: float, error: float) -> str:
@@ -191,15 +172,11 @@ def _ageing(ladder: Ladder, policies: DataFrame) -> str:
             way = speed * age * radio.slot_s * radio.carrier_hz / LIGHT_MPS
             gain = mean[f"{_MATCHING}@{age}"] - none
             share = gain / (fresh - none) if fresh > none else math.nan
-            lines.append((way, speed, age, gain, share, alike.get((speed, age), math.nan)))
-    rows = [
-        [f"{way:.2f}", f"{speed:g}", age, f"{gain:+.2f}"]
-        + ["-" if math.isnan(value) else f"{value:.2f}" for value in shares]
-        for way, speed, age, gain, *shares in sorted(lines, key=lambda line: line[0])
-    ]
-    return markdown(
-        ["wavelengths", "m/s", "slots old", "uploads gained", "share kept", "autocorrelation"], rows
-    )
+            shares = (f"{v:.2f}" for v in (share, alike.get((speed, age), math.nan)))
+            shown = ("-" if text == "nan" else text for text in shares)
+            lines.append((way, [f"{way:.2f}", f"{speed:g}", age, f"{gain:+.2f}", *shown]))
+    heads = ["wavelengths", "m/s", "slots old", "uploads gained", "share kept", "autocorrelation"]
+    return markdown(heads, [row for _, row in sorted(lines, key=lambda line: line[0])])
 
 
 def _long(lines: DataFrame, field: str) -> str:

@@ -18,8 +18,7 @@ from fedfade.errors import UserError
 from fedfade.experiments import Uplink, compare_many
 from fedfade.experiments.run_folder import mark
 from fedfade.radio import gain_statistics
-from fedfade.studies.federated import StudyRun, labelled
-from fedfade.studies.frames import kept, matching, mean_error
+from fedfade.studies.frames import StudyRun, kept, labelled, matching, mean_error
 from fedfade.studies.ladder.rungs import FIRST_SEED, OWN, Agents, Ladder, LadderCell, as_trained
 from fedfade.studies.paper.setting import QMIX
 from fedfade.uplink import Round, scenario_from_config
@@ -119,10 +118,8 @@ def policy_table(ladder: Ladder, lines: DataFrame) -> DataFrame:
 
 
 def ladder_table(ladder: Ladder, lines: DataFrame) -> DataFrame:
-    """The best policy without learning of every rung, those below it included.
-
-    Policies of a cell play the same rounds, so what a rung adds is a mean of differences.
-    """
+    """The best policy without learning of every rung, those below it included. Policies of a cell
+    play the same rounds, so what a rung adds is a mean of differences."""
     table = []
     for cell in ladder.cells:
         own = matching(lines, **cell.labels)
@@ -139,10 +136,8 @@ def ladder_table(ladder: Ladder, lines: DataFrame) -> DataFrame:
 
 
 def accuracy_runs(ladder: Ladder, out: Path, table: DataFrame) -> list[StudyRun]:
-    """The best policy of every rung, in the middle of the map and in the preset's own cell.
-
-    As many rounds and seeds as the preset says. The policies without learning run together, every
-    training by itself.
+    """The best policy of every rung, in the middle of the map and in the preset's own cell, for as
+    many rounds and seeds as the preset says: those without learning together, every training alone.
     """
     runs, asked = [], ladder.base.run
     for cell in ladder.accuracy_cells:

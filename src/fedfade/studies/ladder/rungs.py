@@ -20,7 +20,6 @@ played here are refused."""
 AGES = (20, 5, 1)
 """Slots after which everybody's fading is known, on the rungs between none and fresh."""
 
-SPEEDS_MPS = (0.83, 7.67, 18.12)
 OWN = "own"
 """The preset's own cell."""
 
@@ -40,14 +39,11 @@ def rungs(slots: int, ages: Sequence[int] = AGES) -> list[Rung]:
     ['gains', 'own fading', 'finished', 'progress', 'CSI 5 old', 'CSI fresh', 'bound']
     """
     central = ("shortest-remaining-first", "max-sum-rate", "deadline-matching")
-    old = [
-        Rung(
-            f"CSI {age} old",
-            f"everybody's fading of {age} slot{'s' if age > 1 else ''} ago",
-            (f"shortest-remaining-first@{age}", f"deadline-matching@{age}"),
-        )
-        for age in ages
-    ]
+    old = []
+    for age in ages:
+        knows = f"everybody's fading of {age} slot{'s' if age > 1 else ''} ago"
+        policies = (f"shortest-remaining-first@{age}", f"deadline-matching@{age}")
+        old.append(Rung(f"CSI {age} old", knows, policies))
     return [
         Rung("gains", "large-scale gains of all, once a round", ONCE_A_ROUND),
         Rung("own fading", "own fading on every sub-band", ("wrap-around-choice",)),
@@ -63,7 +59,7 @@ def rungs(slots: int, ages: Sequence[int] = AGES) -> list[Rung]:
 class LadderScale(NamedTuple):
     """How much is played."""
 
-    overrides: tuple[str, ...]
+    overrides: list[str]
     snrs_db: tuple[float, ...]
     spreads_db: tuple[float, ...]
     speeds_mps: tuple[float, ...]
@@ -71,9 +67,9 @@ class LadderScale(NamedTuple):
     rounds: int
 
 
-_SMALL = (*PAPER_SCALES["small"].overrides, "run.rounds=2")  # checks the code, not the channel
+_SMALL = [*PAPER_SCALES["small"].overrides, "run.rounds=2"]  # checks the code, not the channel
 SCALES = {
-    "full": LadderScale((), (15.0, 20.0, 25.0), (0.0, 3.0, 10.85), SPEEDS_MPS, 20, 5),
+    "full": LadderScale([], (15.0, 20.0, 25.0), (0.0, 3.0, 10.85), (0.83, 7.67, 18.12), 20, 5),
     "small": LadderScale(_SMALL, (20.0,), (0.0, 3.0), (0.83, 18.12), 2, 2),
 }
 

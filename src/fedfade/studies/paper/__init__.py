@@ -5,17 +5,5 @@ they stopped), boils it down to small CSV files, and draws figures, facts (JSON)
 tables (Markdown) from those alone.
 """
 
-from fedfade.studies.paper.parts import PARTS, all_parts, centre_lines, reproduce
-from fedfade.studies.paper.setting import SCALES, Grid, Setting, checked_setting, make_setting
-
-__all__ = [
-    "PARTS",
-    "SCALES",
-    "Grid",
-    "Setting",
-    "all_parts",
-    "centre_lines",
-    "checked_setting",
-    "make_setting",
-    "reproduce",
-]
+from fedfade.studies.paper.reproduction import PARTS, Reproduce, reproduce
+from fedfade.studies.paper.setting import SCALES, Grid, Setting, checked_setting

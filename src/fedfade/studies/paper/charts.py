@@ -100,9 +100,8 @@ def reward(lines: DataFrame, clients: int, title: str) -> Figure:
     for axes, field in ((upper, "reward"), (lower, "uploads")):
         _training(axes, lines, field, _VARIANTS["nothing"][0], label)
     upper.set_ylabel("reward of an episode")
-    lower.set_ylabel(f"uploads a round, of {clients}")
+    lower.set(xlabel="training episodes", ylabel=f"uploads a round, of {clients}")
     lower.set_ylim(bottom=0)
-    lower.set_xlabel("training episodes")
     upper.set_title(f"{title}: {of_seeds(seeds, 'training seed')}", loc="left")
     upper.legend(frameon=False, fontsize=9)
     return figure
@@ -204,9 +203,8 @@ def regimes(maps: Mapping[tuple[str, str], DataFrame]) -> Figure:
         _label(axes, title, "mean SNR in dB", "spread of large-scale gain in dB")
     handles = [Patch(color=colour(policy, order), label=policy) for policy in order]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
-    figure.suptitle(
-        "Who wins where: margin over the next; ~ and pale: within the noise", fontsize=11
-    )
+    title = "Who wins where: margin over the next; ~ and pale: within the noise"
+    figure.suptitle(title, fontsize=11)
     return figure
 
 

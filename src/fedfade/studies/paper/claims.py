@@ -40,8 +40,6 @@ class Claim(NamedTuple):
 
 
 CLAIMS: list[Claim] = []
-
-
 _NUMBERS = {"close": 100 * CLOSE, "stays": 100 * STAYS, "converged": 100 * CONVERGED}
 
 
@@ -108,9 +106,6 @@ def _points(pair: Sequence[float]) -> str:
 
 def _listed(values: Iterable[float], form: str = "g") -> str:
     return ", ".join(f"{value:{form}}" for value in values)
-
-
-# --- the claims, in the order of the table -----------------------------------------------------
 
 
 @_claim("accuracy")
@@ -262,9 +257,6 @@ def plus_not_below_local(facts: Facts) -> Measured:
     held = {_cell(cell): not any(map(_below, gaps)) for cell, *gaps in rows}
     text = "; ".join(f"{policy} {', '.join(map(_points, own))}" for policy, own in above.items())
     return f"points above at n_c {_listed(c['clusters'] for c in cells)}: {text}", held
-
-
-# --- the page ----------------------------------------------------------------------------------
 
 
 def judge(facts: Mapping[str, Facts]) -> list[Claim]:

@@ -22,25 +22,13 @@ from fedfade.experiments.figures import of_seeds
 from fedfade.experiments.run_folder import decisive, mark
 from fedfade.learning import class_counts, deal, load_data
 from fedfade.learning.plots import class_distribution
-from fedfade.studies.federated import curve_table, final_table
-from fedfade.studies.frames import kept, markdown, matching, paired
+from fedfade.studies.frames import curve_table, final_table, kept, markdown, matching, paired
 from fedfade.studies.paper import charts
 from fedfade.studies.paper.runs import agent_runs, all_runs, compared, trained
-from fedfade.studies.paper.setting import (
-    BASELINES,
-    QMIX,
-    QMIX_PLUS,
-    Hide,
-    PaperCell,
-    Setting,
-    unseen,
-)
+from fedfade.studies.paper.setting import BASELINES, QMIX, QMIX_PLUS, Hide, PaperCell, Setting
 
 HIDDEN: tuple[Hide, ...] = ("gradient", "fading")
 _POINTS = 300  # of a curve in the table; each is a mean over its episodes
-
-
-# --- partition: who owns which classes ------------------------------------------------------------
 
 
 def compute_partition(setting: Setting) -> dict[str, DataFrame]:
@@ -50,7 +38,7 @@ def compute_partition(setting: Setting) -> dict[str, DataFrame]:
     tables = []
     for alpha in setting.grid.alphas:
         learning = changed(setting.base, {"learning.alpha": alpha}).learning
-        for seed in map(unseen, setting.training_seeds):
+        for seed in setting.test_seeds:
             counts = class_counts(labels, deal(learning, labels, seed), len(dataset.classes))
             head = DataFrame({"alpha": alpha, "seed": seed, "client": range(len(counts))})
             tables.append(head.join(DataFrame(counts, columns=list(dataset.classes))))
@@ -75,9 +63,6 @@ def draw_partition(setting: Setting) -> charts.Drawn:
     )
 
 
-# --- reward: trainings by tenths ------------------------------------------------------------------
-
-
 def _training_curve(setting: Setting, hide: Sequence[Hide] = ()) -> DataFrame:
     """Reward and uploads of every training seed, trained where needed, in at most 300 bins."""
     tables = []
@@ -91,10 +76,8 @@ def _training_curve(setting: Setting, hide: Sequence[Hide] = ()) -> DataFrame:
 
 
 def _by_tenths(lines: DataFrame) -> DataFrame:
-    """For every training seed the reward by tenths of the training, and uploads in the last.
-
-    `best` is the best tenth; `last` and `before_last` are where it ended and came from.
-    """
+    """For every training seed the reward by tenths of the training, and uploads in the last: `best`
+    is the best tenth, `last` and `before_last` are where it ended and came from."""
     facts = []
     for seed, own in lines.groupby("seed", sort=False):
         parts = np.array_split(own[["reward", "uploads"]].to_numpy(), min(10, len(own)))
@@ -125,19 +108,14 @@ def draw_reward(setting: Setting) -> charts.Drawn:
     return charts.Drawn(facts, text + markdown(heads, rows), {"reward": figure})
 
 
-# --- accuracy and epochs: nine cells, and the centre with local epochs ----------------------------
-
-
 def compute_accuracy(setting: Setting) -> dict[str, DataFrame]:
     """Train where needed, compare in every cell."""
     return _compared_in(setting, setting.cells, "accuracy", {})
 
 
 def compute_epochs(setting: Setting) -> dict[str, DataFrame]:
-    """The centre cell with E counted in epochs.
-
-    Agents observe the round as t/T, T being the length of this run and not of their training.
-    """
+    """The centre cell with E counted in epochs. Agents observe the round as t/T, T being the length
+    of this run and not of their training."""
     fields = {"learning.local_unit": "epoch", "run.rounds": setting.grid.epoch_rounds}
     return _compared_in(setting, [setting.centre], "epochs", {**fields, "run.evaluate_every": 1})
 
@@ -166,11 +144,6 @@ def draw_accuracy(setting: Setting, part: str = "accuracy") -> charts.Drawn:
     grid = partial(charts.accuracy_grid, curves, final["seed"].nunique())
     served = partial(charts.served, matching(final, **setting.centre._asdict()))
     return charts.Drawn(facts_of(final), _text(final), {part: grid, "served": served})
-
-
-def draw_epochs(setting: Setting) -> charts.Drawn:
-    """The same for epochs."""
-    return draw_accuracy(setting, "epochs")
 
 
 def facts_of(final: DataFrame) -> dict[str, Any]:
@@ -216,19 +189,16 @@ def _text(final: DataFrame) -> str:
         for (clusters, alpha), own in final.groupby(["clusters", "alpha"], sort=False)
     }
     counts = {f"n_c {count:g}": own for count, own in final.groupby("clusters", sort=False)}
-    accuracy, uplink = (
-        markdown(
-            ["policy", *tables],
-            [
-                [policy, *(shown(matching(own, policy=policy)) for own in tables.values())]
-                for policy in final["policy"].unique()
-            ],
-        )
-        for tables, shown in ((cells, _accuracy), (counts, _uplink))
-    )
     title = f"Final test accuracy in %, {of_seeds(final['seed'].nunique(), 'unseen seed')}:"
-    uplink_title = "Uploads per round, Jain's index of who was served, share of bits wasted:"
-    return "\n\n".join([title, accuracy, uplink_title, uplink])
+    uplink = "Uploads per round, Jain's index of who was served, share of bits wasted:"
+    sections = []
+    for head, tables, shown in ((title, cells, _accuracy), (uplink, counts, _uplink)):
+        rows = [
+            [policy, *(shown(matching(own, policy=policy)) for own in tables.values())]
+            for policy in final["policy"].unique()
+        ]
+        sections += [head, markdown(["policy", *tables], rows)]
+    return "\n\n".join(sections)
 
 
 def _accuracy(lines: DataFrame) -> str:
@@ -239,9 +209,6 @@ def _accuracy(lines: DataFrame) -> str:
 def _uplink(lines: DataFrame) -> str:
     uploads, fairness, wasted = lines[["uploads", "fairness", "wasted"]].mean()
     return f"{uploads:.2f}, {fairness:.2f}, {100 * wasted:.0f} %".replace("nan", "-")
-
-
-# --- ablation: trainings with part of the observation hidden --------------------------------------
 
 
 def compute_ablation(setting: Setting) -> dict[str, DataFrame]:
@@ -286,14 +253,11 @@ def draw_ablation(setting: Setting) -> charts.Drawn:
     return charts.Drawn(facts, text + markdown(heads, rows), {"ablation": figure})
 
 
-# --- bound: does the second term of Theorem 1 tell who ends up better? ----------------------------
-
-
 def compute_bound(setting: Setting) -> dict[str, DataFrame]:
     """The nine cells' runs (made by `accuracy`), and all terms of the bound (paper: eq. 25) along
     one run per policy."""
     tables = compute_accuracy(setting)
-    fields = {"run.seed": unseen(setting.training_seeds[0]), "run.seeds": 1}
+    fields = {"run.seed": setting.test_seeds[0], "run.seeds": 1}
     fields |= {"run.rounds": setting.grid.bound_rounds}
     # Nobody is trained.
     config = changed(setting.base, {**fields, "qmix": QmixConfig().model_dump()})

@@ -27,11 +27,10 @@ from fedfade.device import one_thread, pick_device
 from fedfade.experiments.run_folder import mark
 from fedfade.experiments.uploads import Uplink, joined
 from fedfade.learning import Federation, load_data
-from fedfade.studies.federated import final_table
-from fedfade.studies.frames import kept, markdown, means, paired
+from fedfade.studies.frames import final_table, kept, markdown, means, paired
 from fedfade.studies.paper import charts
 from fedfade.studies.paper.runs import agent_folders, agents_mark, all_runs, compared, trained
-from fedfade.studies.paper.setting import QMIX, QMIX_PLUS, SCHEDULE, Clock, Setting, unseen
+from fedfade.studies.paper.setting import QMIX, QMIX_PLUS, SCHEDULE, Clock, Setting
 from fedfade.uplink import Round
 from fedfade.uplink.gradients import SyntheticGradients
 
@@ -57,9 +56,15 @@ _CELL = ["snr", "spread"]
 
 
 def compute(setting: Setting) -> dict[str, DataFrame]:
-    """Uploads on the fine grid, accuracy on the coarse one."""
+    """Uploads on the fine grid, accuracy of federated runs on the coarse one."""
     trained(setting)
-    return {"regimes/uploads": _uploads(setting), "regimes/accuracy": _accuracies(setting)}
+    uploads, runs = _uploads(setting), []
+    for snr, spread in product(setting.grid.coarse_snrs_db, setting.grid.coarse_spreads_db):
+        labels = {"snr": snr, "spread": spread}
+        runs += all_runs(setting, "regimes", labels, ring(snr, spread), LEARNING)
+    rows = compared(setting, runs, "regimes")
+    accuracies = final_table(rows, _CELL, setting.base.learning.clients)
+    return {"regimes/uploads": uploads, "regimes/accuracy": accuracies}
 
 
 def ring(snr_db: float, spread_db: float) -> dict[str, Any]:
@@ -72,20 +77,10 @@ def ring(snr_db: float, spread_db: float) -> dict[str, Any]:
     }
 
 
-def _accuracies(setting: Setting) -> DataFrame:
-    """Final accuracy and uploads of federated runs."""
-    runs = []
-    for snr, spread in product(setting.grid.coarse_snrs_db, setting.grid.coarse_spreads_db):
-        labels = {"snr": snr, "spread": spread}
-        runs += all_runs(setting, "regimes", labels, ring(snr, spread), LEARNING)
-    rows = compared(setting, runs, "regimes")
-    return final_table(rows, _CELL, setting.base.learning.clients)
-
-
 def _uploads(setting: Setting) -> DataFrame:
     """Uploads of every policy, seed and cell; a file for each SNR, so that it can go on."""
     clock, learning = Clock(setting.say), setting.base.learning
-    played = {"run.seed": unseen(setting.base.run.seed), "run.rounds": setting.grid.regime_rounds}
+    played = {"run.seed": setting.test_seeds[0], "run.rounds": setting.grid.regime_rounds}
     if learning.payload_bits == "auto":  # as in federated runs, the values of the model
         bits = Federation(learning, load_data(learning)).payload_bits
     else:

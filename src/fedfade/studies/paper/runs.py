@@ -13,30 +13,14 @@ from typing import Any
 
 from pandas import DataFrame
 
-from fedfade.agents import (
-    Report,
-    Trainer,
-    check_same_training,
-    has_checkpoint,
-    load_checkpoint,
-    seed_folder,
-    train,
-)
+from fedfade import agents
 from fedfade.config import QmixConfig, changed, differences, load_config
 from fedfade.device import pick_device
 from fedfade.errors import UserError
 from fedfade.experiments import RunFolder, compare_many, stored_rows
 from fedfade.experiments.run_folder import FREE_FIELDS
-from fedfade.studies.federated import StudyRun, labelled
-from fedfade.studies.paper.setting import (
-    QMIX,
-    QMIX_PLUS,
-    Clock,
-    Hide,
-    Setting,
-    cell_name,
-    unseen,
-)
+from fedfade.studies.frames import StudyRun, labelled
+from fedfade.studies.paper.setting import QMIX, QMIX_PLUS, Clock, Hide, Setting, cell_name
 
 Fields = Mapping[str, Any]
 
@@ -48,12 +32,12 @@ def agent_folders(setting: Setting, hide: Sequence[Hide] = ()) -> list[Path]:
     """Where the agents of a variant are, one folder per training seed."""
     hidden = f"ablation/training-no-{'-'.join(hide)}"
     folder = setting.out / (hidden if hide else "reward/training")
-    return [seed_folder(folder, seed) for seed in setting.training_seeds]
+    return [agents.seed_folder(folder, seed) for seed in setting.training_seeds]
 
 
 def agents_mark(folder: Path) -> str:
     """The digest of trained agents."""
-    return str(load_checkpoint(folder).files["agents"]["sha256"])
+    return str(agents.load_checkpoint(folder).files["agents"]["sha256"])
 
 
 def trained(setting: Setting, hide: Sequence[Hide] = ()) -> list[Path]:
@@ -62,13 +46,13 @@ def trained(setting: Setting, hide: Sequence[Hide] = ()) -> list[Path]:
     fields = {"run.seeds": 1, "allocation.hide": list(hide)}
     for seed, folder in zip(setting.training_seeds, folders, strict=True):
         config = changed(setting.base, {**fields, "run.seed": seed})
-        stored = load_checkpoint(folder) if has_checkpoint(folder) else None
+        stored = agents.load_checkpoint(folder) if agents.has_checkpoint(folder) else None
         if stored is None or stored.episodes < config.qmix.episodes:
             waiting[seed] = config, folder
             continue
         # Agents act in whatever precision is asked for; only training on has to keep its own.
         own = {"run.precision": stored.config.run.precision}
-        check_same_training(stored, changed(config, own))
+        agents.check_same_training(stored, changed(config, own))
         if stored.episodes >= config.qmix.episodes + config.qmix.parallel_episodes:
             raise UserError(
                 f"--out: the agents in {str(folder)!r} were trained for {stored.episodes} "
@@ -80,7 +64,7 @@ def trained(setting: Setting, hide: Sequence[Hide] = ()) -> list[Path]:
     what = f"training without {hide[0]}" if hide else "training"
     clock, total = Clock(setting.say), setting.base.qmix.episodes
 
-    def tell(trainer: Trainer, reports: list[Report]) -> None:
+    def tell(trainer: agents.Trainer, reports: list[agents.Report]) -> None:
         mean = DataFrame(reports).mean()
         clock(
             f"{what}, {len(waiting)} seeds: episode {reports[0].episodes} of {total}, "
@@ -89,7 +73,8 @@ def trained(setting: Setting, hide: Sequence[Hide] = ()) -> list[Path]:
 
     config, folder = next(iter(waiting.values()))
     # `train` puts a single seed into the very folder it is given.
-    train(config, folder.parent if len(waiting) > 1 else folder, tell, seeds=list(waiting))
+    place = folder.parent if len(waiting) > 1 else folder
+    agents.train(config, place, tell, seeds=list(waiting))
     return folders
 
 
@@ -100,7 +85,7 @@ def all_runs(
 
     def of_all_seeds(group: str, policies: Sequence[str]) -> list[StudyRun]:
         asked = {**fields, "allocation.policies": list(policies)}
-        return [_run(setting, part, labels, group, seed, asked) for seed in setting.training_seeds]
+        return [_run(setting, part, labels, group, seed, asked) for seed in setting.test_seeds]
 
     plus = of_all_seeds(f"{QMIX_PLUS}-{setting.plus}", [QMIX_PLUS]) if setting.plus else []
     own = agent_runs(setting, part, labels, fields)
@@ -112,7 +97,7 @@ def agent_runs(
 ) -> list[StudyRun]:
     """Trained agents in one cell: evaluation seed i with the agents of training seed i."""
     runs = []
-    for seed, folder in zip(setting.training_seeds, agent_folders(setting, hide), strict=True):
+    for seed, folder in zip(setting.test_seeds, agent_folders(setting, hide), strict=True):
         asked = {"allocation.policies": [QMIX], "allocation.checkpoint": str(folder)}
         asked["allocation.hide"] = list(hide)
         # Agents trained further are others: their runs are new ones.
@@ -125,12 +110,12 @@ def _run(
     setting: Setting, part: str, labels: Fields, group: str, seed: int, fields: Fields
 ) -> StudyRun:
     fixed = {
-        "run.seed": unseen(seed),
+        "run.seed": seed,
         "run.seeds": 1,
         "run.checkpoint_s": max(_CHECKPOINT_S, setting.base.run.checkpoint_s),
         "qmix": QmixConfig().model_dump(),  # how agents were trained is their checkpoint's business
     }
-    folder = setting.out / part / "runs" / cell_name(labels) / f"{group}-seed-{unseen(seed)}"
+    folder = setting.out / part / "runs" / cell_name(labels) / f"{group}-seed-{seed}"
     return StudyRun(labels, changed(setting.base, {**fields, **fixed}), folder)
 
 

@@ -6,7 +6,7 @@ uses the agents of training seed i.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -15,7 +15,7 @@ from pandas import DataFrame
 
 from fedfade.agents import QmixPolicy, load_shipped_policy, shipped_policies_for
 from fedfade.allocation import PERFECT
-from fedfade.config import Config, load_config
+from fedfade.config import Config
 from fedfade.errors import UserError, not_allowed
 from fedfade.experiments.run_folder import digest
 from fedfade.studies.frames import read_frame
@@ -53,7 +53,7 @@ class Grid:
 class PaperScale:
     """How much of it: overrides of the preset, and the grid."""
 
-    overrides: tuple[str, ...]
+    overrides: list[str]
     grid: Grid
 
 
@@ -66,10 +66,8 @@ _SMALL = """
     run.episodes_per_round=100 run.seeds=2 run.rounds=8 run.evaluate_every=2
 """
 SCALES = {
-    "paper": PaperScale((), Grid()),
-    "small": PaperScale(
-        tuple(_SMALL.split()), Grid(regime_rounds=5, epoch_rounds=2, bound_rounds=5)
-    ),
+    "paper": PaperScale([], Grid()),
+    "small": PaperScale(_SMALL.split(), Grid(regime_rounds=5, epoch_rounds=2, bound_rounds=5)),
 }
 
 
@@ -81,7 +79,6 @@ class PaperCell(NamedTuple):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """As overrides."""
         return {"learning.alpha": self.alpha, "radio.clusters": self.clusters}
 
 
@@ -117,8 +114,12 @@ class Setting:
 
     @property
     def training_seeds(self) -> list[int]:
-        """Seeds of the trainings."""
         return list(range(self.base.run.seed, self.base.run.seed + self.base.run.seeds))
+
+    @property
+    def test_seeds(self) -> list[int]:
+        """The evaluation seeds, one for each training seed."""
+        return [FIRST_UNSEEN + seed for seed in self.training_seeds]
 
     def table(self, name: str) -> DataFrame:
         """A table that was computed, by PART/NAME."""
@@ -130,37 +131,20 @@ class Setting:
         return [*HEURISTICS, SCHEDULE, QMIX, *([QMIX_PLUS] if self.plus else []), PERFECT]
 
 
-def unseen(training_seed: int) -> int:
-    """The evaluation seed that goes with a training seed."""
-    return FIRST_UNSEEN + training_seed
-
-
-def cycle_seeds(config: Config, seed: int) -> Iterator[int]:
+def cycle_seeds(config: Config, seed: int) -> list[int]:
     """Every seed of channel and partition that a training with `seed` uses."""
     rounds = -(-config.qmix.episodes // config.run.episodes_per_round)
-    for cycle in range(-(-rounds // config.run.rounds)):
-        yield cycle_seed(seed, cycle)
+    return [cycle_seed(seed, cycle) for cycle in range(-(-rounds // config.run.rounds))]
 
 
 def check_unseen(setting: Setting) -> tuple[int, int]:
     """How many seeds are trained and evaluated on; refused if the two sets meet."""
     used = {s for seed in setting.training_seeds for s in cycle_seeds(setting.base, seed)}
     used |= set(setting.training_seeds)  # one fixed layout is drawn from the run's own seed
-    tested = set(map(unseen, setting.training_seeds))
-    if used & tested:
+    if used & set(setting.test_seeds):
         wanted = "one whose evaluation seeds are not trained on"
         raise not_allowed("run.seed", setting.base.run.seed, wanted)
-    return len(used), len(tested)
-
-
-def make_setting(
-    out: Path, scale: str, preset: str, overrides: list[str], grid: Mapping[str, Any], say: Say
-) -> Setting:
-    """A reproduction as the command line asks for it."""
-    if scale not in SCALES:
-        raise not_allowed("--scale", scale, f"one of {', '.join(SCALES)}")
-    base = load_config(preset, [*SCALES[scale].overrides, *overrides])
-    return checked_setting(out, base, scale, grid, say)
+    return len(used), len(setting.test_seeds)
 
 
 def checked_setting(
@@ -173,7 +157,12 @@ def checked_setting(
     """A reproduction around a training cell; refused where tests would not be tests."""
     wanted = {name: value for name, value in (grid or {}).items() if value is not None}
     chosen = Grid(**{**vars(SCALES[scale].grid), **wanted})
-    setting = Setting(out, base, chosen, scale, _shipped_mark(base), say)
+    plus = ""
+    if QMIX_PLUS in shipped_policies_for(base):
+        policy = load_shipped_policy(QMIX_PLUS, base)
+        assert isinstance(policy, QmixPolicy)
+        plus = digest(policy.agents.state_dict())[:8]
+    setting = Setting(out, base, chosen, scale, plus, say)
     if setting.centre not in setting.cells:
         raise UserError(
             f"the training cell {cell_name(setting.centre._asdict())} is none of the nine test "
@@ -184,30 +173,19 @@ def checked_setting(
     return setting
 
 
-def _shipped_mark(config: Config) -> str:
-    if QMIX_PLUS not in shipped_policies_for(config):
-        return ""
-    policy = load_shipped_policy(QMIX_PLUS, config)
-    assert isinstance(policy, QmixPolicy)
-    return digest(policy.agents.state_dict())[:8]
-
-
 class Clock:
     """Lines of progress, at most one in a few seconds.
 
-    >>> lines = []
-    >>> clock = Clock(lines.append, every_s=60)
-    >>> for part in range(3):
-    ...     clock(f"part {part}")
-    >>> lines
-    ['part 0']
+    >>> clock = Clock(print, every_s=60)
+    >>> clock("part 0")
+    part 0
+    >>> clock("part 1")
     """
 
     def __init__(self, say: Say, every_s: float = 10.0) -> None:
         self._say, self._every_s, self._due = say, every_s, 0.0
 
     def __call__(self, text: str) -> None:
-        """Say it, unless something was said just now."""
         if time.monotonic() >= self._due:
             self._say(text)
             self._due = time.monotonic() + self._every_s

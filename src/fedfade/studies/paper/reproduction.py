@@ -10,6 +10,8 @@ DIR/results.md       all of it on one page: claims, tables, pictures
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,12 +20,13 @@ import pandas as pd
 from pandas import DataFrame
 
 from fedfade.config import Config
-from fedfade.errors import UserError, not_allowed
+from fedfade.errors import UserError
 from fedfade.storage import folder_lock, read_json, save_figure, write_json, write_text
 from fedfade.studies.frames import matching, means, read_frame, write_frame
-from fedfade.studies.paper import claims, questions, regimes
+from fedfade.studies.paper import claims, regimes
+from fedfade.studies.paper import questions as q
 from fedfade.studies.paper.charts import Drawn
-from fedfade.studies.paper.setting import Setting, check_unseen
+from fedfade.studies.paper.setting import Setting, check_unseen, checked_setting
 
 
 class PaperPart(NamedTuple):
@@ -34,36 +37,16 @@ class PaperPart(NamedTuple):
     draw: Callable[[Setting], Drawn]
 
 
+_EPOCHS = "The centre cell with local epochs"
 PARTS = {
-    "partition": PaperPart(
-        "Who owns which classes", questions.compute_partition, questions.draw_partition
-    ),
-    "reward": PaperPart("Reward while training", questions.compute_reward, questions.draw_reward),
-    "accuracy": PaperPart(
-        "Test accuracy in nine cells", questions.compute_accuracy, questions.draw_accuracy
-    ),
-    "epochs": PaperPart(
-        "The centre cell with local epochs", questions.compute_epochs, questions.draw_epochs
-    ),
-    "ablation": PaperPart(
-        "Hidden observations", questions.compute_ablation, questions.draw_ablation
-    ),
-    "bound": PaperPart("The bound's second term", questions.compute_bound, questions.draw_bound),
+    "partition": PaperPart("Who owns which classes", q.compute_partition, q.draw_partition),
+    "reward": PaperPart("Reward while training", q.compute_reward, q.draw_reward),
+    "accuracy": PaperPart("Test accuracy in nine cells", q.compute_accuracy, q.draw_accuracy),
+    "epochs": PaperPart(_EPOCHS, q.compute_epochs, partial(q.draw_accuracy, part="epochs")),
+    "ablation": PaperPart("Hidden observations", q.compute_ablation, q.draw_ablation),
+    "bound": PaperPart("The bound's second term", q.compute_bound, q.draw_bound),
     "regimes": PaperPart("Who wins where", regimes.compute, regimes.draw),
 }
-
-
-def all_parts(wanted: str) -> list[str]:
-    """The parts a word stands for.
-
-    >>> all_parts("bound")
-    ['bound']
-    """
-    if wanted == "all":
-        return list(PARTS)
-    if wanted not in PARTS:
-        raise not_allowed("part", wanted, f"one of {', '.join(PARTS)} or all")
-    return [wanted]
 
 
 def reproduce(
@@ -72,10 +55,8 @@ def reproduce(
     redraw: bool = False,
     done: Callable[[int], None] = lambda parts: None,
 ) -> str:
-    """Compute and draw some parts, then judge the claims; returns the page of claims.
-
-    With `redraw` nothing is computed: figures and tables are made again from the CSV files.
-    """
+    """Compute and draw some parts, then judge the claims; returns the page of claims. With `redraw`
+    nothing is computed: figures and tables are made again from the CSV files."""
     if find_spec("matplotlib") is None:
         setting.say("Matplotlib is not installed: no pictures; --redraw makes them where it is")
     with folder_lock(setting.out):
@@ -101,11 +82,8 @@ def _make(setting: Setting, name: str, redraw: bool) -> None:
     drawn = part.draw(setting)
     write(drawn.tables)
     for file, figure in drawn.figures.items():
-        try:
-            made = figure()
-        except ImportError:  # no Matplotlib
-            continue
-        save_figure(made, folder / f"{file}.png")
+        with suppress(ImportError):  # no Matplotlib
+            save_figure(figure(), folder / f"{file}.png")
     base, (trained, tested) = setting.base, check_unseen(setting)
     made_by = {
         "scale": setting.scale,
@@ -159,16 +137,6 @@ def _results(setting: Setting, claims_page: str) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def centre_lines(config: Config, folder: Path) -> list[dict[str, Any]]:
-    """One line per policy in the training cell: means over seeds of a finished reproduction."""
-    cell = {"alpha": config.learning.alpha, "clusters": config.radio.clusters}
-    final = matching(read_frame(folder / "accuracy" / "final.csv"), **cell)
-    fields = ("accuracy", "uploads", "empty_rounds", "wasted", "fairness")
-    table = DataFrame({field: means(final, "policy", field) for field in fields})
-    lines: list[dict[str, Any]] = table.reset_index().to_dict("records")
-    return lines
-
-
 def _head(found: Mapping[str, Any]) -> str:
     """What was run, in a few sentences: as part accuracy notes it, else reward, else the first."""
     part = next(part for part in ("accuracy", "reward", *found) if part in found)
@@ -184,3 +152,25 @@ def _head(found: Mapping[str, Any]) -> str:
     if made["scale"] == "paper":
         return text
     return f"{text} **Scale {made['scale']}: this checks the code, not the paper.**"
+
+
+class Reproduce:
+    """`fedfade reproduce all` as a point of a sweep, on the paper's grids."""
+
+    marker = "claims.md"  # written last
+
+    def run(self, config: Config, folder: Path, tell: Callable[[int, int], None]) -> None:
+        """All parts in order."""
+        setting = checked_setting(folder, config, "paper")
+        reproduce(setting, list(PARTS), done=lambda parts: tell(parts, len(PARTS)))
+
+    def lines(self, config: Config, folder: Path) -> list[dict[str, Any]] | None:
+        """One line per policy in the training cell: means over seeds."""
+        if not (folder / self.marker).is_file():
+            return None
+        cell = {"alpha": config.learning.alpha, "clusters": config.radio.clusters}
+        final = matching(read_frame(folder / "accuracy" / "final.csv"), **cell)
+        fields = ("accuracy", "uploads", "empty_rounds", "wasted", "fairness")
+        table = DataFrame({field: means(final, "policy", field) for field in fields})
+        lines: list[dict[str, Any]] = table.reset_index().to_dict("records")
+        return lines
