@@ -238,6 +238,6 @@ def test_a_rule_is_told_who_arrived(digits: Dataset) -> None:
     federation.rule.apply = apply  # type: ignore[method-assign, assignment]
     models = Models([(federation, [0])])
     federated_round(models, models.start(), 0, some, test=False)
-    samples = federation.sample_counts([0])
+    samples = torch.tensor([[float(len(part)) for part in federation.partition(0)]])
     assert torch.equal(seen[0].weight, samples * torch.tensor([[1.0, 0, 1, 0]]))
     assert seen[0].anyone.tolist() == [[True]]

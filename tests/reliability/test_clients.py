@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -18,6 +17,7 @@ from fedfade.experiments import Comparison, Row, RunFolder, SideBySide
 from fedfade.experiments.report import left_out_lines, write_report
 from fedfade.learning import ServerState, Updates, gram
 from fedfade.learning.averaging import is_finite, mean_of_arrived
+from fedfade.learning.local import LocalWork, Trained
 from fedfade.learning.server_rules import Mean, Momentum
 from fedfade.uplink import normalised_inner
 from tests.conftest import TINY
@@ -34,19 +34,19 @@ def config() -> Config:
 
 
 def run(
-    config: Config, folder: Path, spoil: Callable[[Updates, int], None]
+    config: Config, folder: Path, spoil: Callable[[Trained, int], None]
 ) -> tuple[list[Row], ServerState]:
     """A comparison in which something happens to the updates of each round."""
     comparison = Comparison(config, CPU)
-    train = comparison.federation.train
+    engine = comparison.federation.engine
+    train = engine.train
 
-    def spoiled(state: ServerState, seeds: list[int], number: int) -> Updates:
-        updates = train(state, seeds, number)
-        spoil(updates, number)
-        good = is_finite(updates.parameters, updates.buffers)
-        return dataclasses.replace(updates, finite=good)
+    def spoiled(state: ServerState, work: LocalWork) -> Trained:
+        trained = train(state, work)
+        spoil(trained, work.round)
+        return trained
 
-    comparison.federation.train = spoiled  # type: ignore[method-assign, assignment]
+    engine.train = spoiled  # type: ignore[method-assign]
     place = RunFolder(folder / "run", config, CPU)
     with place.open():
         SideBySide([comparison], [place]).run(lambda done, doing: None)
@@ -58,7 +58,7 @@ def run(
 def test_a_client_that_sends_nonsense(value: float, config: Config, tmp_path: Path) -> None:
     """Client 2 of the second run sends it in rounds 0 and 2; the model never sees it."""
 
-    def spoil(updates: Updates, number: int) -> None:
+    def spoil(updates: Trained, number: int) -> None:
         if number != 1:
             updates.parameters[1, 2, 7] = value
 
@@ -77,7 +77,7 @@ def test_a_client_that_sends_nonsense(value: float, config: Config, tmp_path: Pa
 
 
 def test_running_statistics_count_too(config: Config, tmp_path: Path) -> None:
-    def spoil(updates: Updates, number: int) -> None:
+    def spoil(updates: Trained, number: int) -> None:
         updates.buffers[0, 1, 0] = math.nan
 
     rows, state = run(config, tmp_path, spoil)
@@ -86,7 +86,7 @@ def test_running_statistics_count_too(config: Config, tmp_path: Path) -> None:
 
 
 def test_clients_that_send_zeros_are_averaged_like_any_other(config: Config, tmp_path) -> None:
-    def spoil(updates: Updates, number: int) -> None:
+    def spoil(updates: Trained, number: int) -> None:
         updates.parameters.zero_()
 
     rows, state = run(config, tmp_path, spoil)
@@ -99,7 +99,7 @@ def test_clients_that_send_zeros_are_averaged_like_any_other(config: Config, tmp
 def test_all_clients_gone(config: Config, tmp_path: Path) -> None:
     """Nobody sends a number: every round is empty and the model stays the first one."""
 
-    def spoil(updates: Updates, number: int) -> None:
+    def spoil(updates: Trained, number: int) -> None:
         updates.parameters.fill_(math.nan)
 
     rows, state = run(config, tmp_path, spoil)

@@ -88,7 +88,7 @@ def random_images(count: int, seed: int = 0, rows: int = 32) -> Dataset:
     labels = torch.from_numpy(generator.integers(0, 10, count))
     names = tuple(str(k) for k in range(10))
     half, spread = torch.full((3,), 127.5), torch.full((3,), 73.9)
-    return Dataset("noise", images, labels, images, labels, names, half, spread)
+    return Dataset("noise", names, images, labels, images, labels, half, spread)
 
 
 def textbook_cnn() -> nn.Module:

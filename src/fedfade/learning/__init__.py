@@ -1,26 +1,16 @@
 """The federated learning task: data, model, local training, the round, averaging, the bound."""
 
-from fedfade.learning.averaging import (
-    MAX_NORM,
-    Arrived,
-    ServerState,
-    Updates,
-    by_run,
-    gradient_bias,
-    gram,
-)
+from fedfade.learning.averaging import MAX_NORM, Arrived, ServerState, Updates, gradient_bias, gram
 from fedfade.learning.codecs import Codec
 from fedfade.learning.data import Dataset, data_folder, find_cifar10, load_data
 from fedfade.learning.estimation import BoundRow, bound_along_run
-from fedfade.learning.federation import Federation
+from fedfade.learning.federation import Federation, Models, batch_key
 from fedfade.learning.model import PaperCNN, build_model
 from fedfade.learning.partition import balanced_dirichlet, class_counts, deal, iid, shards
 from fedfade.learning.round import (
     Deliver,
-    Models,
     RoundResult,
     Sent,
-    batch_key,
     federated_round,
     learning_curve,
     play_rounds,

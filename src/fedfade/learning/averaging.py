@@ -9,8 +9,7 @@ from torch import Tensor
 
 from fedfade.device import one_thread
 
-MAX_NORM = 1e15
-"""An update of greater norm counts as not finite."""
+MAX_NORM = 1e15  # an update of greater norm counts as not finite
 
 
 @dataclass(frozen=True)
@@ -65,9 +64,6 @@ def by_run(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     On the CPU one run after the other: getting memory from the system for copies of everybody's
     updates would take longer than the arithmetic. And on one thread, because several would share
     a sum and change its last bits. On a GPU all at once.
-
-    >>> by_run(lambda x, y: x @ y, torch.ones(3, 2, 5), torch.ones(3, 5, 4)).shape
-    torch.Size([3, 2, 4])
     """
     if tensors[0].device.type != "cpu":
         return function(*tensors)
@@ -77,9 +73,8 @@ def by_run(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
 
 
 def is_finite(parameters: Tensor, buffers: Tensor) -> Tensor:
-    """Whether all a client sends is finite: [run, client]."""
-    # An update of enormous norm is of no use to anybody, and sums of its squares would overflow in
-    # the Gram matrix and in the reward.
+    """Whether all a client sends is finite, and not so large that its squares overflow later on
+    in the Gram matrix and the reward: [run, client]."""
     squares = by_run(lambda p, b: p.square().sum(-1) + b.square().sum(-1), parameters, buffers)
     return squares <= MAX_NORM**2
 
@@ -88,18 +83,11 @@ def gram(updates: Updates, previous: Tensor) -> Tensor:
     """Inner products of d_n = g_{t-1} - g_n: [run, client, client].
 
     It is all the uplink has to know about learning; its diagonal holds the estimated deviations
-    |d_n|^2 (paper: section IV-B). A client whose update is not finite cannot deliver; its entries
-    are 0.
-
-    >>> one = torch.ones(1, 2)
-    >>> g = torch.tensor([[[1.0, 0.0], [0.0, 2.0]]])
-    >>> gram(Updates(g, g, one.bool(), one, one), torch.zeros(1, 2)).tolist()
-    [[[1.0, 0.0], [0.0, 4.0]]]
+    |d_n|^2 (paper: section IV-B). A client that is not finite cannot deliver; its entries are 0.
     """
 
     def products(previous: Tensor, sent: Tensor, finite: Tensor) -> Tensor:
-        difference = previous[:, None] - sent
-        difference = torch.where(finite[..., None], difference, 0.0)  # [run, client, D]
+        difference = torch.where(finite[..., None], previous[:, None] - sent, 0.0)
         return difference @ difference.mT
 
     return by_run(products, previous, updates.parameters, updates.finite)
@@ -127,9 +115,7 @@ def _weighted(share: Tensor, values: Tensor, finite: Tensor) -> Tensor:
 def gradient_bias(updates: Updates, delivered: Tensor) -> Tensor:
     """|mean of all g_n - mean of the delivered g_n|^2, the bound's second term (paper: eq. 25).
 
-    The mean of all is the ideally uploaded gradient (paper: eq. 17).
-    Nobody delivered means an aggregate of zero, so the bias is the whole mean's squared norm.
-    Returns [run].
+    The mean of all is the ideally uploaded gradient (paper: eq. 17); that of nobody's is 0. [run]
     """
     count = delivered.sum(-1, keepdim=True).clamp(min=1)
     finite = updates.finite

@@ -19,14 +19,7 @@ from fedfade.device import spare_bytes
 from fedfade.graphs import Work, fuse, record
 from fedfade.learning.averaging import ServerState
 from fedfade.learning.data import Dataset
-from fedfade.learning.local import (
-    ClientLoop,
-    LocalWork,
-    Trained,
-    arithmetic,
-    copy_all,
-    dropout_of,
-)
+from fedfade.learning.local import ClientLoop, LocalWork, Trained, arithmetic, copy_all, dropout_of
 from fedfade.learning.model import InitialBuffers, buffer_layout, parameter_layout
 
 _MEMORY_SHARE = 0.4  # of the device's free memory that a step of local training may take
@@ -38,13 +31,14 @@ ALIGNED = 8
 _STEPS = 8  # of local training in one recording, at most
 _EVALUATION_IMAGES = 5_000  # in a block of the test set
 
+Buffers = dict[str, Tensor]
+
 
 class MatmulConv2d(nn.Conv2d):
-    """A convolution as one matrix product.
+    """A convolution as one matrix product of the unfolded images, a handful of shifted copies.
 
-    With other weights for every client, a convolution becomes a grouped one, for which libraries
-    have no fast kernels; a batched matrix product of the unfolded images has. Unfolding is a
-    handful of shifted copies, which a compiler makes one.
+    With other weights for every client a convolution becomes a grouped one, for which libraries
+    have no fast kernels; for a batched matrix product they have.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -73,12 +67,6 @@ class MatmulConv2d(nn.Conv2d):
         if self.bias is not None:
             out = out + self.bias
         return out.view(len(input), rows, columns, -1).permute(0, 3, 1, 2)
-
-    @staticmethod
-    def can_replace(layer: nn.Module) -> bool:
-        """Whether a layer is a convolution of one group between zeros."""
-        plain = type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros"
-        return plain and not isinstance(layer.padding, str)
 
 
 def groups_of_samples(samples: int, pixels: int, kernel: Sequence[int], dtype: torch.dtype) -> int:
@@ -134,19 +122,10 @@ class PlainBatchNorm(nn.BatchNorm2d):
         for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
             running.add_((new - running) * momentum)  # vmap has no rule for lerp_
 
-    @staticmethod
-    def can_replace(layer: nn.Module) -> bool:
-        """Any batch norm of images, and what else PyTorch's own kernels cannot do mapped."""
-        others = type(layer) in (nn.BatchNorm1d, nn.BatchNorm3d) and layer.momentum is None
-        return type(layer) is nn.BatchNorm2d or others
-
 
 class PooledBatchNorm(PlainBatchNorm):
-    """Batch norm and the max pooling behind it.
-
-    The greatest of some pixels is the same one before a rising line and after it. So all but the
-    statistics, and all their gradients, have only the pixels that pooling leaves to do.
-    """
+    """Batch norm and the max pooling behind it, which comes first: the greatest of some pixels is
+    the same before a rising line and after it. So all but the statistics has fewer pixels to do."""
 
     pool: nn.MaxPool2d
 
@@ -154,31 +133,24 @@ class PooledBatchNorm(PlainBatchNorm):
         rising = torch.where(scale < 0, -1.0, 1.0)
         return super()._line(self.pool(x * rising), scale * rising, shift)
 
-    @staticmethod
-    def can_replace(norm: nn.Module, pool: nn.Module | None = None) -> bool:
-        """Whether these are a batch norm of images and the pooling behind it."""
-        norm_of_images = type(norm) is nn.BatchNorm2d
-        return norm_of_images and type(pool) is nn.MaxPool2d and not pool.return_indices
-
 
 def batchable(model: nn.Module) -> nn.Module:
-    """A copy whose layers are fast with other weights for every client.
-
-    Only classes of layers change, so parameters and buffers keep their names.
-
-    >>> [type(m).__name__ for m in batchable(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()))]
-    ['MatmulConv2d', 'ReLU']
-    """
+    """A copy whose layers are fast with other weights for every client; only their classes change,
+    so parameters and buffers keep their names."""
     model = copy.deepcopy(model)
     for layers in (part for part in model.modules() if type(part) is nn.Sequential):
         for place, (norm, pool) in enumerate(itertools.pairwise(layers)):
-            if PooledBatchNorm.can_replace(norm, pool):
+            pooled = type(norm) is nn.BatchNorm2d and type(pool) is nn.MaxPool2d
+            if pooled and not pool.return_indices:
                 norm.__class__, norm.pool = PooledBatchNorm, pool
                 layers[place + 1] = nn.Identity()
     for layer in model.modules():
-        if MatmulConv2d.can_replace(layer):
+        kind = type(layer)
+        plain = kind is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros"
+        mean_of_steps = kind in (nn.BatchNorm1d, nn.BatchNorm3d) and layer.momentum is None
+        if plain and not isinstance(layer.padding, str):
             layer.__class__ = MatmulConv2d
-        elif PlainBatchNorm.can_replace(layer):
+        elif kind is nn.BatchNorm2d or mean_of_steps:  # PyTorch's kernels cannot do these mapped
             layer.__class__ = PlainBatchNorm
         if isinstance(layer, PlainBatchNorm) and layer.momentum is not None:
             layer.num_batches_tracked = None  # nobody reads it
@@ -208,8 +180,8 @@ class ClientBatch:
         self._at_once: int | None = None
 
     def _loss(
-        self, flat: Tensor, buffers: dict[str, Tensor], images: Tensor, labels: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, dict[str, Tensor]]]:
+        self, flat: Tensor, buffers: Buffers, images: Tensor, labels: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Buffers]]:
         """Loss of one client; aux: the loss again, and the buffers after the pass."""
         # Layers write into their buffers, so they are given copies.
         copies = {name: buffer.clone() for name, buffer in buffers.items()}
@@ -222,8 +194,8 @@ class ClientBatch:
         return loss, (loss, after)
 
     def gradient(
-        self, flat: Tensor, buffers: dict[str, Tensor], batch: Tensor, compiled: bool = True
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        self, flat: Tensor, buffers: Buffers, batch: Tensor, compiled: bool = True
+    ) -> tuple[Tensor, Tensor, Buffers]:
         """Gradients [client, D], losses [client] and buffers [client, ...] of a step."""
         images = self.dataset.normalised(self.dataset.train_images[batch]).contiguous()
         labels = self.dataset.train_labels[batch]
@@ -234,16 +206,15 @@ class ClientBatch:
         self._initial_buffers.restore(values=False)  # `functional_call` leaves those that were None
         return gradient, loss, buffers
 
-    def buffers(self, averaged: Tensor) -> dict[str, Tensor]:
+    def buffers(self, averaged: Tensor) -> Buffers:
         """All buffers [client, ...] where a round begins: the averaged ones from [client, B]."""
         own = {n: b.expand(len(averaged), *b.shape) for n, b in self.model.named_buffers()}
         return own | self.buffer_layout.views(averaged)
 
     def train(self, state: ServerState, work: LocalWork) -> Trained:
-        """Every client's update."""
         runs, clients = work.samples.shape[:2]
-        start = _for_all(state.parameters, clients)  # [run x client, D]
-        averaged = _for_all(state.buffers, clients)
+        both = state.parameters, state.buffers  # of a single run views will do
+        start, averaged = (rows[:, None].expand(-1, clients, -1).flatten(0, 1) for rows in both)
         samples = work.samples.flatten(0, 1)  # [run x client, step, sample]
         update, after = start.new_empty(start.shape), averaged.new_empty(averaged.shape)
         loss = start.new_empty(len(start))
@@ -259,19 +230,13 @@ class ClientBatch:
                 update[part], buffers, loss[part] = self._recorded[key].train(*block)
             for name, view in self.buffer_layout.views(after[part]).items():
                 view.copy_(buffers[name])
-        return Trained(
-            parameters=update.view(runs, clients, -1),
-            buffers=after.view(runs, clients, state.buffers.shape[1]),
-            loss=loss.view(runs, clients),
-        )
+        update, after = (found.view(runs, clients, found.shape[1]) for found in (update, after))
+        return Trained(update, after, loss.view(runs, clients))
 
     def _clients_at_once(self, flat: Tensor, averaged: Tensor, batch: Tensor, wanted: int) -> int:
-        """As many clients as are worth it and fit the memory set aside, by what one takes.
-
-        One with dropout, whose random numbers must not depend on who is trained beside it.
-        """
+        """As many clients as are worth it and fit the memory set aside, by what one takes."""
         if self.dropout:
-            return 1
+            return 1  # its random numbers must not depend on who is trained beside it
         if self.device.type != "cuda":
             return wanted
         if self._at_once is None:
@@ -285,17 +250,12 @@ class ClientBatch:
         return self._at_once
 
     def evaluate(self, state: ServerState, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Number of correct images and summed loss of each run.
-
-        One after the other: a test set keeps a GPU busy, and for one model convolutions are fast.
-        """
+        # One run after the other: a test set keeps a GPU busy, and one model convolves fast.
         return self._loop.evaluate(state, images, labels, _EVALUATION_IMAGES)
 
 
 def equal_blocks(count: int, at_once: int) -> list[slice]:
-    """Blocks of one size that cover `count` clients.
-
-    Another size would be recorded anew in every round, so the last block goes back a little.
+    """Blocks that cover `count` clients, of one size to record once: the last goes back a little.
 
     >>> equal_blocks(10, 4)
     [slice(0, 4, None), slice(4, 8, None), slice(6, 10, None)]
@@ -306,21 +266,11 @@ def equal_blocks(count: int, at_once: int) -> list[slice]:
     return [slice(first, first + size) for first in firsts]
 
 
-def _for_all(rows: Tensor, clients: int) -> Tensor:
-    """Every run's row once for each of its clients; for a single run a view."""
-    return rows[:, None].expand(-1, clients, -1).flatten(0, 1)
-
-
 class _RecordedSteps:
     """Some steps of SGD for a block of clients, recorded on tensors that stay where they are."""
 
     def __init__(
-        self,
-        engine: ClientBatch,
-        start: Tensor,
-        buffers: dict[str, Tensor],
-        samples: Tensor,
-        work: LocalWork,
+        self, engine: ClientBatch, start: Tensor, buffers: Buffers, samples: Tensor, work: LocalWork
     ) -> None:
         count = samples.shape[1]
         together = max(some for some in range(1, _STEPS + 1) if count % some == 0)
@@ -331,9 +281,9 @@ class _RecordedSteps:
         self._loss = torch.zeros(len(start), device=start.device)
         changed = [self._flat, self._loss, *self._buffers.values()]
         # A user's dropout draws new numbers in every step, which a recording would repeat.
-        self._steps: Work = (
-            self._some_steps if engine.dropout else record(self._some_steps, changed, start.device)
-        )
+        self._steps: Work = self._some_steps
+        if not engine.dropout:
+            self._steps = record(self._some_steps, changed, start.device)
 
     def _some_steps(self) -> None:
         """Steps of every client (paper: eq. 4)."""
@@ -346,8 +296,8 @@ class _RecordedSteps:
             self._loss.add_(loss)
 
     def train(
-        self, start: Tensor, buffers: dict[str, Tensor], samples: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        self, start: Tensor, buffers: Buffers, samples: Tensor
+    ) -> tuple[Tensor, Buffers, Tensor]:
         """Updates, buffers and mean loss after all steps."""
         if self._proximal:
             self._start.copy_(start)

@@ -37,38 +37,25 @@ class AsTrained:
         del config  # nothing to set
 
     def bits(self, values: int) -> float:
-        """32 bits a value."""
         return 32.0 * values
 
     def encode(self, values: Tensor) -> Tensor:
-        """The values themselves."""
         return values
 
     def decode(self, sent: Tensor) -> Tensor:
-        """The values themselves."""
         return sent
 
 
 class Float16(AsTrained):
-    """Every value rounded to half precision; beyond 65,504 it is infinite and does not count.
-
-    >>> codec = Float16(LearningConfig())
-    >>> codec.decode(codec.encode(torch.tensor([[[1.0, 0.1]]])))
-    tensor([[[1.0000, 0.1000]]])
-    >>> codec.bits(100)
-    1600.0
-    """
+    """Every value rounded to half precision; beyond 65,504 it is infinite and does not count."""
 
     def bits(self, values: int) -> float:
-        """16 bits a value."""
         return 16.0 * values
 
     def encode(self, values: Tensor) -> Tensor:
-        """Rounded to nearest."""
         return values.half()
 
     def decode(self, sent: Tensor) -> Tensor:
-        """The rounded values."""
         return sent.float()
 
 
@@ -83,10 +70,8 @@ def decoded(codec: Codec, name: str, updates: Updates, sent: tuple[Any, Any]) ->
     for found, trained in ((parameters, updates.parameters), (buffers, updates.buffers)):
         if not isinstance(found, Tensor) or found.shape != trained.shape:
             shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise UserError(
-                f"learning.codec = {name!r} decoded {shape}: it must be {list(trained.shape)}, as "
-                "encoded."
-            )
+            wanted = f"{list(trained.shape)}, as encoded"
+            raise UserError(f"learning.codec = {name!r} decoded {shape}: it must be {wanted}.")
     if parameters is updates.parameters and buffers is updates.buffers:
         return updates
     parameters, buffers = parameters.to(torch.float32), buffers.to(torch.float32)

@@ -21,13 +21,12 @@ from fedfade.storage import read_json, read_npz
 
 DATA_VARIABLE = "FEDFADE_DATA"
 CIFAR10_FILES = (*(f"train_{k}" for k in range(1, 6)), "test")
-CIFAR10_IMAGES = 10_000
-"""Images in each of these files."""
+CIFAR10_IMAGES = 10_000  # in each of these files
 _TEST_SHARE = 0.2  # of data that come without a test set
 _MAX_CLASSES = 100_000
 
-LabelledImages = tuple[NDArray[np.generic], NDArray[np.int64]]
-"""Images [sample, row, column, channel] and labels [sample]."""
+Array = NDArray[np.generic]
+LabelledImages = tuple[Array, NDArray[np.int64]]  # [sample, row, column, channel], [sample]
 
 
 @dataclass(frozen=True)
@@ -35,11 +34,11 @@ class Dataset:
     """Images and labels of one task; `to` moves them to a device."""
 
     name: str
+    classes: tuple[str, ...]
     train_images: Tensor  # [sample, row, column, channel], uint8 or float32
     train_labels: Tensor  # [sample], int64
     test_images: Tensor
     test_labels: Tensor
-    classes: tuple[str, ...]
     mean: Tensor  # [channel], of the training images
     deviation: Tensor  # [channel]
 
@@ -56,17 +55,11 @@ class Dataset:
 
     def normalised(self, images: Tensor) -> Tensor:
         """float32 [..., channel, row, column], channels_last in memory."""
-        scaled = (images.to(torch.float32) - self.mean) / self.deviation
-        return scaled.movedim(-1, -3)
+        return ((images.to(torch.float32) - self.mean) / self.deviation).movedim(-1, -3)
 
 
 def load_data(config: LearningConfig) -> Dataset:
-    """The data set `learning.data` names.
-
-    >>> data = load_data(LearningConfig(data="digits"))
-    >>> data.shape, len(data.train_labels), len(data.test_labels), len(data.classes)
-    ((1, 8, 8), 1437, 360, 10)
-    """
+    """The data set `learning.data` names."""
     if config.data == "digits":
         return _digits()
     if config.data == "cifar10":
@@ -76,15 +69,13 @@ def load_data(config: LearningConfig) -> Dataset:
         return _from_folder(path)
     if path.suffix == ".npz" and path.is_file():
         return _from_file(path)
-    raise not_allowed(
-        "learning.data", config.data, "digits, cifar10, or the path of a folder or .npz file"
-    )
+    allowed = "digits, cifar10, or the path of a folder or .npz file"
+    raise not_allowed("learning.data", config.data, allowed)
 
 
 def data_folder(data_dir: str | Path | None = None) -> Path:
     """Where data sets are kept: the argument, FEDFADE_DATA, or the user's cache folder."""
-    chosen = data_dir or os.environ.get(DATA_VARIABLE)
-    if chosen:
+    if chosen := data_dir or os.environ.get(DATA_VARIABLE):
         return Path(chosen).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(cache).expanduser() / "fedfade"
@@ -99,9 +90,6 @@ def find_cifar10(data_dir: str | Path | None = None) -> Path | None:
     return None
 
 
-# --- sources ---------------------------------------------------------------------------------
-
-
 def _digits() -> Dataset:
     """1,797 handwritten digits of 8 x 8 pixels, every fifth of a fixed shuffle for testing."""
     from sklearn.datasets import load_digits
@@ -113,9 +101,8 @@ def _digits() -> Dataset:
 
 def _cifar10(data_dir: str | None) -> Dataset:
     """The six files and no others, each of the size it must have."""
-    folder = find_cifar10(data_dir)
+    folder, root = find_cifar10(data_dir), data_folder(data_dir)
     if folder is None:
-        root = data_folder(data_dir)
         raise UserError(
             f"CIFAR-10 is not in {str(root)!r}: run 'fedfade data cifar10 --data-dir {root}' once "
             f"with a network, or point --data-dir or {DATA_VARIABLE} at a folder that has it."
@@ -123,21 +110,15 @@ def _cifar10(data_dir: str | None) -> Dataset:
     shape, pairs = (CIFAR10_IMAGES, 32, 32, 3), []
     for file in (folder / f"{name}.npz" for name in CIFAR10_FILES):
         images, labels = _read(file)
+        stranger = f"{str(file)!r} is not of CIFAR-10"
         if images.shape != shape:
-            raise UserError(
-                f"{str(file)!r} is not of CIFAR-10: its images have shape {list(images.shape)}, "
-                f"and it must be {list(shape)}."
-            )
-        wrong = labels[(labels < 0) | (labels > 9)]
-        if len(wrong):
-            raise UserError(
-                f"{str(file)!r} is not of CIFAR-10: a label is {wrong[0]}, and it must be 0 ... 9."
-            )
+            found = f"its images have shape {list(images.shape)}"
+            raise UserError(f"{stranger}: {found}, and it must be {list(shape)}.")
+        if len(wrong := labels[(labels < 0) | (labels > 9)]):
+            raise UserError(f"{stranger}: a label is {wrong[0]}, and it must be 0 ... 9.")
         pairs.append((images, labels))
-    *training, testing = pairs
-    return _assemble(
-        "cifar10", _concatenate(training), testing, _class_names(folder / "classes.json")
-    )
+    names = _class_names(folder / "classes.json")
+    return _assemble("cifar10", _concatenate(pairs[:-1]), pairs[-1], names)
 
 
 def _from_folder(folder: Path) -> Dataset:
@@ -146,9 +127,8 @@ def _from_folder(folder: Path) -> Dataset:
         alone = list(folder.glob("*.npz"))
         if len(alone) == 1:
             return _from_file(alone[0])
-        raise UserError(
-            f"learning.data: folder {str(folder)!r} has no train*.npz (and not one single .npz)."
-        )
+        missing = "no train*.npz (and not one single .npz)"
+        raise UserError(f"learning.data: folder {str(folder)!r} has {missing}.")
     parts = []
     for kind, files in (("training", training), ("test", testing)):
         pairs = [_read(file) for file in files]
@@ -180,17 +160,13 @@ def _concatenate(pairs: list[LabelledImages]) -> LabelledImages:
     return np.concatenate(images), np.concatenate(labels)
 
 
-def _checked(
-    path: Path, images: NDArray[np.generic], labels: NDArray[np.generic]
-) -> LabelledImages:
+def _checked(path: Path, images: Array, labels: Array) -> LabelledImages:
     where = repr(str(path))
     if images.ndim == 3:
         images = images[..., None]  # grey images may come without a channel axis
     if images.ndim != 4 or images.shape[-1] not in (1, 3) or 0 in images.shape:
-        raise UserError(
-            f"images in {where} have shape {images.shape}: it must be [sample, row, column, "
-            "channel] with 1 or 3 channels."
-        )
+        allowed = "[sample, row, column, channel] with 1 or 3 channels"
+        raise UserError(f"images in {where} have shape {images.shape}: it must be {allowed}.")
     if images.dtype != np.uint8:
         if images.dtype.kind not in "iuf":
             raise UserError(f"images in {where} are {images.dtype}: they must be numbers.")
@@ -198,10 +174,9 @@ def _checked(
         if not np.isfinite(images).all():
             raise UserError(f"images in {where} hold values that are not finite.")
     if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
-        raise UserError(
-            f"labels in {where} are {labels.dtype} of shape {labels.shape}: they must be whole "
-            f"numbers, one for each of the {len(images)} images."
-        )
+        found = f"{labels.dtype} of shape {labels.shape}"
+        allowed = f"whole numbers, one for each of the {len(images)} images"
+        raise UserError(f"labels in {where} are {found}: they must be {allowed}.")
     return np.ascontiguousarray(images), labels.astype(np.int64)
 
 
@@ -215,53 +190,34 @@ def _class_names(path: Path) -> tuple[str, ...] | None:
 
 
 def _assemble(
-    name: str,
-    train: LabelledImages,
-    test: LabelledImages | None,
-    names: tuple[str, ...] | None,
+    name: str, train: LabelledImages, test: LabelledImages | None, names: tuple[str, ...] | None
 ) -> Dataset:
     images, labels = train
     if test is None:  # a fixed fifth is set aside; the split never depends on a run's seed
         if len(images) < 2:
-            raise UserError(
-                f"learning.data: {name!r} has {len(images)} image(s), too few to split."
-            )
+            few = f"{len(images)} image(s), too few to split"
+            raise UserError(f"learning.data: {name!r} has {few}.")
         order = numpy_generator(0, "test split").permutation(len(images))
         count = max(1, round(_TEST_SHARE * len(images) + 0.1))
         kept, aside = np.sort(order[count:]), np.sort(order[:count])
         test = images[aside], labels[aside]
         images, labels = images[kept], labels[kept]
     if images.shape[1:] != test[0].shape[1:]:
-        raise UserError(
-            f"learning.data: training images of {name!r} have shape {images.shape[1:]}, test "
-            f"images {test[0].shape[1:]}: they must agree."
-        )
+        shapes = f"have shape {images.shape[1:]}, test images {test[0].shape[1:]}"
+        raise UserError(f"learning.data: training images of {name!r} {shapes}: they must agree.")
     classes = len(names) if names is not None else int(labels.max()) + 1
     limit = min(classes, _MAX_CLASSES)
     for which, found in (("training", labels), ("test", test[1])):
-        wrong = found[(found < 0) | (found >= limit)]
-        if len(wrong):
-            raise UserError(
-                f"learning.data: a {which} label of {name!r} is {wrong[0]}: labels must be "
-                f"0 ... {limit - 1}."
-            )
-    mean, deviation = _channel_statistics(images)
-    return Dataset(
-        name=name,
-        train_images=torch.from_numpy(images),
-        train_labels=torch.from_numpy(labels),
-        test_images=torch.from_numpy(test[0]),
-        test_labels=torch.from_numpy(test[1]),
-        classes=names if names is not None else tuple(str(k) for k in range(classes)),
-        mean=torch.tensor(mean, dtype=torch.float32),
-        deviation=torch.tensor(deviation, dtype=torch.float32),
-    )
+        if len(wrong := found[(found < 0) | (found >= limit)]):
+            strange = f"a {which} label of {name!r} is {wrong[0]}"
+            raise UserError(f"learning.data: {strange}: labels must be 0 ... {limit - 1}.")
+    names = names or tuple(str(k) for k in range(classes))
+    arrays = images, labels, *test, *_channel_statistics(images)
+    return Dataset(name, names, *(torch.from_numpy(array) for array in arrays))
 
 
-def _channel_statistics(
-    images: NDArray[np.generic],
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean and standard deviation per channel; a constant channel is only shifted."""
+def _channel_statistics(images: Array) -> NDArray[np.float32]:
+    """Mean and standard deviation: [2, channel]; a constant channel is only shifted."""
     flat = images.reshape(-1, images.shape[-1])
     if images.dtype == np.uint8:  # exact and quick from the histogram
         values = np.arange(256.0)
@@ -269,6 +225,6 @@ def _channel_statistics(
         mean = shares @ values
         variance = shares @ values**2 - mean**2
     else:
-        mean = flat.mean(axis=0, dtype=np.float64)
-        variance = flat.var(axis=0, dtype=np.float64)
-    return mean, np.where(variance > 1e-12, np.sqrt(np.maximum(variance, 1e-12)), 1.0)
+        mean, variance = flat.mean(0, dtype=np.float64), flat.var(0, dtype=np.float64)
+    deviation = np.where(variance > 1e-12, np.sqrt(np.maximum(variance, 1e-12)), 1.0)
+    return np.array([mean, deviation], np.float32)

@@ -34,8 +34,7 @@ _SUMS = "SHA256SUMS"
 _SUM_LINE = re.compile(r"^([0-9a-fA-F]{64}) [ *](.+?)\s*$", re.MULTILINE)
 
 Arrays = dict[str, NDArray[np.uint8]]
-Tell = Callable[[int, int], None]
-"""Is told the bytes so far and the bytes in all, or 0 if nobody knows."""
+Tell = Callable[[int, int], None]  # told the bytes so far and in all, or 0 if nobody knows
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,7 @@ def fetch_cifar10(
     What is found must agree with a SHA256SUMS beside it. The six files are written only after the
     whole archive has passed its checksum.
     """
-    found = find_cifar10(folder)
-    if found is not None:
+    if found := find_cifar10(folder):
         _check_sums(found)
         return found
     target = folder / "cifar10"
@@ -85,12 +83,9 @@ def _check_sums(folder: Path) -> None:
     for name in (f"{file}.npz" for file in CIFAR10_FILES):
         if name not in wanted:
             raise UserError(f"{str(sums)!r} has no sum of {name!r}: it must have all six files'.")
-        digest = sha256_of(folder / name)
-        if digest != wanted[name]:
-            raise UserError(
-                f"{str(folder / name)!r} has SHA-256 {digest}: it must be {wanted[name]}, as "
-                f"{_SUMS} beside it says."
-            )
+        file, needed = folder / name, f"{wanted[name]}, as {_SUMS} beside it says"
+        if (digest := sha256_of(file)) != wanted[name]:
+            raise UserError(f"{str(file)!r} has SHA-256 {digest}: it must be {needed}.")
 
 
 def _download(source: Source, tell: Tell) -> dict[str, Arrays]:
@@ -115,10 +110,9 @@ def _download(source: Source, tell: Tell) -> dict[str, Arrays]:
                 "with --data-dir or FEDFADE_DATA."
             ) from None
         if md5.hexdigest() != source.md5:
-            raise UserError(
-                f"the archive from {source.url} has MD5 {md5.hexdigest()}: it must be "
-                f"{source.md5}; it is damaged or not CIFAR-10, so nothing was written."
-            )
+            wanted = f"{source.md5}; it is damaged or not CIFAR-10, so nothing was written"
+            found = f"the archive from {source.url} has MD5 {md5.hexdigest()}"
+            raise UserError(f"{found}: it must be {wanted}.")
         archive.seek(0)
         return _read_archive(archive, source)
 
@@ -136,17 +130,14 @@ def _read_archive(archive: IO[bytes], source: Source) -> dict[str, Arrays]:
                 file = tar.extractfile(member)
                 raw = file.read(size + 1) if file else b""
                 if len(raw) != size:
-                    raise UserError(
-                        f"{member.name} in {source.url} has the wrong size: the archive is not "
-                        "the binary CIFAR-10."
-                    )
+                    wrong = "has the wrong size: the archive is not the binary CIFAR-10"
+                    raise UserError(f"{member.name} in {source.url} {wrong}.")
                 rows = np.frombuffer(raw, np.uint8).reshape(-1, _RECORD)
                 planes = rows[:, 1:].reshape(-1, 3, 32, 32)
                 images = np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
                 found[name] = {"images": images, "labels": rows[:, 0].copy()}
     except (tarfile.TarError, EOFError, OSError):
         raise UserError(f"the archive from {source.url} is truncated or damaged.") from None
-    missing = sorted(set(_FILES.values()) - set(found))
-    if missing:
+    if missing := sorted(set(_FILES.values()) - set(found)):
         raise UserError(f"the archive from {source.url} lacks {', '.join(missing)}.")
     return found

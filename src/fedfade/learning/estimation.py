@@ -65,10 +65,8 @@ def _measure(federation: Federation, seed: int, done: RoundResult, draws: int) -
     updates = done.sent.updates.parameters[0]  # [client, D]
     samples = _samples(federation, seed, number, draws)  # [client, draw, sample]
     before, after = (s.parameters.expand(len(updates), -1) for s in (state, done.after))
-    here, there, then = (
-        _slopes(federation, models, state, samples)
-        for models in (before, before - updates, after)  # at w_t, at every w_n^(E), at w_{t+1}
-    )
+    models = before, before - updates, after  # w_t, every w_n^(E), w_{t+1}
+    here, there, then = (_slopes(federation, each, state, samples) for each in models)
     gradient_squared, spread = _moments(here, draws)
     change = (there.mean - here.mean).norm(dim=1)
     problem = Problem(

@@ -37,9 +37,7 @@ class _PoolThenNormalise(torch.autograd.Function):
         return y, mean, variance
 
     @staticmethod
-    def backward(
-        ctx: Any, gradient: Tensor, *unused: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, inverse, hat, index, y = ctx.saved_tensors
         count = x.numel() // x.shape[1]
         g = torch.ops.aten.threshold_backward(gradient, y, 0.0)
@@ -102,18 +100,10 @@ class NormPool(nn.BatchNorm2d):
 
 
 def fuse_norms(model: nn.Module) -> nn.Module:
-    """A copy in which every such triple inside an `nn.Sequential` is one operation.
-
-    Only the norm's class changes, so parameters and buffers keep their names.
-
-    >>> layers = nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2))
-    >>> [type(layer).__name__ for layer in fuse_norms(layers)]
-    ['NormPool', 'Identity', 'Identity']
-    """
+    """A copy in which every such triple inside an `nn.Sequential` is one operation; only the norm's
+    class changes, so parameters and buffers keep their names."""
     model = copy.deepcopy(model)
-    for part in model.modules():
-        if not isinstance(part, nn.Sequential):
-            continue
+    for part in (part for part in model.modules() if isinstance(part, nn.Sequential)):
         for first in range(len(part) - 2):
             if NormPool.can_replace(*list(part)[first : first + 3]):
                 part[first].__class__ = NormPool

@@ -6,11 +6,11 @@ agree up to rounding. Neither draws random numbers, except for a user's dropout.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import product
 from queue import SimpleQueue
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -36,8 +36,7 @@ class LocalWork:
     proximal: float
     seeds: Sequence[int]
     round: int
-    clients: Sequence[int] = ()
-    """Numbers of the clients, to key a user's dropout by; 0 ... N-1 if empty."""
+    clients: Sequence[int] = ()  # their numbers, for a user's dropout; 0 ... N-1 if empty
 
 
 @dataclass(frozen=True)
@@ -59,38 +58,16 @@ class LocalEngine(Protocol):
         """Number of correct images and summed loss of each run: [run], [run]."""
 
 
-def make_engine(
-    name: Literal["auto", "loop", "vmap"],
-    model: nn.Module,
-    dataset: Dataset,
-    precision: Precision,
-    threads: int | None,
-) -> LocalEngine:
-    """`auto` is what is fastest on the device the data set lies on."""
-    if name == "auto":
-        name = "loop" if dataset.train_images.device.type == "cpu" else "vmap"
-    if name == "loop":
-        return ClientLoop(model, dataset, precision, threads)
-    from fedfade.learning.batched import ClientBatch
-
-    return ClientBatch(model, dataset, precision)
-
-
 @contextmanager
 def arithmetic(device: torch.device, precision: Precision) -> Iterator[None]:
     """float32 as on any CPU unless asked otherwise: TensorFloat-32 would lose 13 bits unseen."""
-    if device.type != "cuda":
-        reduced = torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else None
-        with reduced or nullcontext():
-            yield
-        return
-    with (
-        matrix_products(precision),
-        torch.backends.cudnn.flags(
-            enabled=True, benchmark=False, deterministic=True, allow_tf32=precision != "fp32"
-        ),
-        torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"),
-    ):
+    with ExitStack() as settings:
+        if device.type == "cuda":
+            settings.enter_context(matrix_products(precision))
+            chosen = {"benchmark": False, "deterministic": True, "allow_tf32": precision != "fp32"}
+            settings.enter_context(torch.backends.cudnn.flags(enabled=True, **chosen))
+        if precision == "bf16":
+            settings.enter_context(torch.autocast(device.type, torch.bfloat16))
         yield
 
 
@@ -116,15 +93,12 @@ class ModelReplica:
         self.parameter_layout = parameter_layout(model)
         self.buffer_layout = buffer_layout(model)
         parameters = dict(self.model.named_parameters())
-        self.parameters: list[Tensor] = [parameters[name] for name in self.parameter_layout.names]
+        self.parameters: list[Tensor] = [parameters[name] for name in self.parameter_layout.shapes]
         self._initial_buffers = InitialBuffers(self.model)
 
     def load(self, parameters: Tensor, buffers: Tensor) -> None:
-        """Become the model of flat vectors [D] and [B] (paper: eq. 3).
-
-        Buffers that are not averaged start anew: nothing of the client before is left.
-        """
-        self._initial_buffers.restore()
+        """Become the model of flat vectors [D] and [B] (paper: eq. 3)."""
+        self._initial_buffers.restore()  # those not averaged too: nothing of the last client stays
         with torch.no_grad():
             copy_all(self.parameters, self.parameter_layout.views(parameters).values())
             copy_all(self._averaged_buffers(), self.buffer_layout.views(buffers).values())
@@ -137,7 +111,7 @@ class ModelReplica:
 
     def _averaged_buffers(self) -> list[Tensor]:
         buffers = dict(self.model.named_buffers())  # a forward pass may have replaced some
-        return [buffers[name] for name in self.buffer_layout.names]
+        return [buffers[name] for name in self.buffer_layout.shapes]
 
     def train(self, samples: Tensor, rate: float, proximal: float, start: list[Tensor]) -> Tensor:
         """SGD over samples [step, sample] (paper: eq. 4 and 5); returns the mean loss."""
@@ -190,7 +164,6 @@ class ClientLoop:
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="client")
 
     def train(self, state: ServerState, work: LocalWork) -> Trained:
-        """Every client's update."""
         runs, clients = work.samples.shape[:2]
         parameters = state.parameters.new_empty(runs, clients, state.parameters.shape[1])
         buffers = state.buffers.new_empty(runs, clients, state.buffers.shape[1])
@@ -210,7 +183,6 @@ class ClientLoop:
     def evaluate(
         self, state: ServerState, images: Tensor, labels: Tensor, size: int = _EVALUATION_IMAGES
     ) -> tuple[Tensor, Tensor]:
-        """Number of correct images and summed loss of each run, `size` images at a time."""
         runs = len(state.parameters)
         blocks = list(zip(torch.split(images, size), torch.split(labels, size), strict=True))
         correct = labels.new_zeros(runs, len(blocks))

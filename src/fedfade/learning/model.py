@@ -1,7 +1,7 @@
 """The model: the paper's CNN or a user's own, and its tensors as flat vectors."""
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -13,28 +13,20 @@ from fedfade.errors import UserError, not_allowed
 from fedfade.randomness import stream
 from fedfade.seams import load_dotted, one_line
 
-ImageShape = tuple[int, int, int]
-"""Channels, rows, columns."""
+ImageShape = tuple[int, int, int]  # channels, rows, columns
 
 
 class PaperCNN(nn.Module):
-    """Three 3x3 convolutions (32, 64, 128 channels), batch norm, ReLU, 2x2 max pooling; linear.
-
-    The model of the paper's simulations (paper: section V-A).
-
-    >>> PaperCNN((3, 32, 32), classes=10)(torch.zeros(2, 3, 32, 32)).shape
-    torch.Size([2, 10])
-    """
+    """Three 3x3 convolutions (32, 64, 128 channels), batch norm, ReLU, 2x2 max pooling; linear
+    (paper: section V-A)."""
 
     def __init__(self, shape: ImageShape, classes: int) -> None:
         super().__init__()
         channels, rows, columns = shape
         if min(rows, columns) < 8:
-            raise not_allowed(
-                "learning.data",
-                f"images of {rows} x {columns} pixels",
-                "images of at least 8 x 8 for learning.model = cnn, which halves them three times",
-            )
+            small = f"images of {rows} x {columns} pixels"
+            enough = "at least 8 x 8 for learning.model = cnn, which halves them three times"
+            raise not_allowed("learning.data", small, f"images of {enough}")
         layers: list[nn.Module] = []
         for width in (32, 64, 128):
             # ReLU after pooling gives the same values and gradients as before it (both pick the
@@ -59,14 +51,15 @@ def build_model(name: str, shape: ImageShape, classes: int, seed: int) -> nn.Mod
     """
     with torch.random.fork_rng(devices=[]):  # nn.init knows only the global generator
         torch.manual_seed(stream(seed, "weights") & (2**63 - 1))
-        if name == "cnn":
-            return PaperCNN(shape, classes)
-        model = _from_factory(name, shape, classes)
-        _check_output(name, model, shape, classes)
-    return model
+        return PaperCNN(shape, classes) if name == "cnn" else _users_model(name, shape, classes)
 
 
-def _from_factory(name: str, shape: ImageShape, classes: int) -> nn.Module:
+def _users_model(name: str, shape: ImageShape, classes: int) -> nn.Module:
+    """It must map two images to [2, classes]; lazy layers learn their sizes here."""
+
+    def refused(reason: str) -> UserError:
+        return UserError(f"learning.model = {name!r} {reason}.")
+
     factory = load_dotted("learning.model", name)
     if not callable(factory):
         raise not_allowed("learning.model", name, "cnn or module:factory naming a function")
@@ -75,44 +68,30 @@ def _from_factory(name: str, shape: ImageShape, classes: int) -> nn.Module:
     except UserError:
         raise
     except Exception as error:
-        reason = one_line(error)
-        raise UserError(f"learning.model = {name!r} failed when called: {reason}.") from None
+        raise refused(f"failed when called: {one_line(error)}") from None
     if not isinstance(model, nn.Module):
-        raise UserError(
-            f"learning.model = {name!r} returned {type(model).__name__}: it must return a "
-            "torch.nn.Module."
-        )
-    return model.float()
-
-
-def _check_output(name: str, model: nn.Module, shape: ImageShape, classes: int) -> None:
-    """A user's module must map two images to [2, classes]; lazy layers learn their sizes here."""
-    model.eval()
+        raise refused(f"returned {type(model).__name__}: it must return a torch.nn.Module")
+    model.float().eval()
     initial = InitialBuffers(model)
     try:
         with torch.no_grad():
             found = model(torch.zeros(2, *shape))
     except Exception as error:
-        raise UserError(
-            f"learning.model = {name!r} does not accept images of shape {shape}: {one_line(error)}."
-        ) from None
+        raise refused(f"does not accept images of shape {shape}: {one_line(error)}") from None
     initial.restore()
     if not isinstance(found, Tensor) or found.shape != (2, classes):
         got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise UserError(
-            f"learning.model = {name!r} maps 2 images to {got}: it must give (2, {classes})."
-        )
+        raise refused(f"maps 2 images to {got}: it must give (2, {classes})")
     if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
-        raise UserError(f"learning.model = {name!r} has a lazy layer that no image passes through.")
+        raise refused("has a lazy layer that no image passes through")
     if not any(p.numel() for p in model.parameters()):
-        raise UserError(f"learning.model = {name!r} returned a module without parameters.")
+        raise refused("returned a module without parameters")
+    return model
 
 
 class InitialBuffers:
-    """A model's buffers of every kind as they are now; `restore` undoes what forward passes did.
-
-    A forward pass may count in them, flip them, or put other tensors in their place.
-    """
+    """A model's buffers of every kind as they are now; `restore` undoes what forward passes did,
+    which may count in them, flip them, or put other tensors in their place."""
 
     def __init__(self, model: nn.Module) -> None:
         self._found = [
@@ -133,34 +112,30 @@ class InitialBuffers:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each named tensor lies in a flat vector."""
+    """Where each named tensor lies in a flat vector: one after the other."""
 
-    names: tuple[str, ...]
-    shapes: tuple[torch.Size, ...]
+    shapes: dict[str, torch.Size]
 
     @property
     def total(self) -> int:
         """Length of the flat vector."""
-        return sum(shape.numel() for shape in self.shapes)
+        return sum(shape.numel() for shape in self.shapes.values())
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Named views into flat[..., D], each [..., *shape]; writing to them writes to `flat`."""
-        pieces = torch.split(flat, [shape.numel() for shape in self.shapes], dim=-1)
-        return {
-            name: piece.view(flat.shape[:-1] + shape)
-            for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)
-        }
+        pieces = torch.split(flat, [shape.numel() for shape in self.shapes.values()], dim=-1)
+        named = zip(self.shapes.items(), pieces, strict=True)
+        return {name: piece.view(flat.shape[:-1] + shape) for (name, shape), piece in named}
 
-    def flatten(self, tensors: dict[str, Tensor]) -> Tensor:
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The flat vector of named tensors: [D]."""
-        if not self.names:
-            return torch.zeros(0)
-        return torch.cat([tensors[name].detach().reshape(-1).float() for name in self.names])
+        pieces = [tensors[name].detach().reshape(-1).float() for name in self.shapes]
+        return torch.cat(pieces) if pieces else torch.zeros(0)
 
 
 def parameter_layout(model: nn.Module) -> Layout:
     """Layout of what is trained."""
-    return _layout((n, p) for n, p in model.named_parameters() if p.requires_grad)
+    return Layout({n: p.shape for n, p in model.named_parameters() if p.requires_grad})
 
 
 def buffer_layout(model: nn.Module) -> Layout:
@@ -170,23 +145,13 @@ def buffer_layout(model: nn.Module) -> Layout:
     not part of the model's `state_dict`; every client starts from their initial values.
     """
     kept = model.state_dict()
-    return _layout((n, b) for n, b in model.named_buffers() if b.is_floating_point() and n in kept)
-
-
-def _layout(tensors: Iterable[tuple[str, Tensor]]) -> Layout:
-    shapes = {name: tensor.shape for name, tensor in tensors}
-    return Layout(tuple(shapes), tuple(shapes.values()))
+    floats = ((n, b) for n, b in model.named_buffers() if b.is_floating_point())
+    return Layout({name: buffer.shape for name, buffer in floats if name in kept})
 
 
 def has_dropout(model: nn.Module, shape: ImageShape) -> bool:
-    """Whether a forward pass in training mode draws random numbers, in whatever layer.
-
-    Found by trying: two blank images through a copy of the model move the generator or do not.
-
-    >>> layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    >>> [has_dropout(nn.Sequential(*layers, last), (1, 8, 8)) for last in (nn.ReLU(), nn.RReLU())]
-    [False, True]
-    """
+    """Whether a forward pass in training mode draws random numbers, in whatever layer: whether two
+    blank images through a copy of the model move the generator."""
     model = copy.deepcopy(model).train()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         before = torch.random.get_rng_state()

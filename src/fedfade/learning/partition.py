@@ -33,10 +33,6 @@ def balanced_dirichlet(labels: ArrayLike, clients: int, alpha: float, seed: int)
     Each client draws a prior p ~ Dir(alpha) over classes. Then, sample by sample: a client that
     is not yet full is picked uniformly, a class is drawn from its p renormalised over the classes
     that still have samples, and one sample of that class is taken.
-
-    >>> parts = balanced_dirichlet(np.repeat(np.arange(10), 100), clients=8, alpha=0.5, seed=0)
-    >>> [len(part) for part in parts]
-    [125, 125, 125, 125, 125, 125, 125, 125]
     """
     values = _checked(labels, clients)
     if not alpha > 0 or not np.isfinite(alpha):
@@ -53,17 +49,16 @@ def balanced_dirichlet(labels: ArrayLike, clients: int, alpha: float, seed: int)
     client, taken = _draw_all(generator, log_prior, stock, len(values) // clients)
     # The k-th draw of a class takes the k-th sample of its shuffled pile.
     counts = np.bincount(taken, minlength=len(stock))
+    used = [pile[:count] for pile, count in zip(piles, counts, strict=True)]
     samples = np.empty_like(taken)
-    samples[np.argsort(taken, kind="stable")] = np.concatenate(
-        [pile[:count] for pile, count in zip(piles, counts, strict=True)]
-    )
+    samples[np.argsort(taken, kind="stable")] = np.concatenate(used)
     return [np.sort(samples[client == n]) for n in range(clients)]
 
 
 def _draw_all(
     generator: np.random.Generator, log_prior: NDArray[np.float64], stock: Indices, quota: int
-) -> tuple[Indices, Indices]:
-    """Client and class of every draw, in order; `stock` [class] is how many samples there are.
+) -> Indices:
+    """Client and class of every draw: [2, draw]; `stock` [class] is how many samples there are.
 
     Until a client is full or a class is used up the draws are independent and identically
     distributed, so they are made in blocks; a block is cut at the first such event.
@@ -79,16 +74,14 @@ def _draw_all(
         cumulative /= cumulative[:, -1:]
         count = min(_BLOCK, int(room.sum()))
         row = generator.integers(len(open_clients), size=count)
-        draw = generator.random(count)
-        kind = (cumulative[row] <= draw[:, None]).sum(axis=1)
+        kind = (cumulative[row] <= generator.random((count, 1))).sum(axis=1)
         client = open_clients[row]
         end = min(_first_full(client, room), _first_full(kind, stock))
         client, kind = client[:end], kind[:end]
         room = room - np.bincount(client, minlength=clients)
         stock = stock - np.bincount(kind, minlength=classes)
         drawn.append(np.stack([client, kind]))
-    all_clients, all_kinds = np.concatenate(drawn, axis=1)
-    return all_clients, all_kinds
+    return np.concatenate(drawn, axis=1)
 
 
 def _first_full(values: Indices, room: Indices) -> int:
@@ -103,11 +96,7 @@ def _first_full(values: Indices, room: Indices) -> int:
 
 
 def iid(labels: ArrayLike, clients: int, seed: int) -> list[Indices]:
-    """Equal random parts.
-
-    >>> [len(part) for part in iid(np.zeros(103), clients=10, seed=0)]
-    [10, 10, 10, 10, 10, 10, 10, 10, 10, 10]
-    """
+    """Equal random parts."""
     values = _checked(labels, clients)
     order = numpy_generator(seed, "iid", clients).permutation(len(values))
     quota = len(values) // clients
@@ -115,21 +104,13 @@ def iid(labels: ArrayLike, clients: int, seed: int) -> list[Indices]:
 
 
 def shards(labels: ArrayLike, clients: int, shards_per_client: int, seed: int) -> list[Indices]:
-    """Samples sorted by class, cut into equal shards, dealt at random (McMahan et al. 2017).
-
-    >>> labels = np.repeat(np.arange(10), 60)
-    >>> max(len(set(labels[part])) for part in shards(labels, 10, 2, seed=0))
-    2
-    """
+    """Samples sorted by class, cut into equal shards, dealt at random (McMahan et al. 2017)."""
     values = _checked(labels, clients)
     count = clients * shards_per_client
     size = len(values) // count
     if size == 0:
-        raise not_allowed(
-            "learning.shards_per_client",
-            shards_per_client,
-            f"at most {len(values) // clients} for {len(values)} samples and {clients} clients",
-        )
+        most = f"{len(values) // clients} for {len(values)} samples and {clients} clients"
+        raise not_allowed("learning.shards_per_client", shards_per_client, f"at most {most}")
     generator = numpy_generator(seed, "shards", clients, shards_per_client)
     shuffled = generator.permutation(len(values))
     ordered = shuffled[np.argsort(values[shuffled], kind="stable")]
@@ -154,7 +135,6 @@ def _checked(labels: ArrayLike, clients: int) -> Indices:
     if clients < 1:
         raise not_allowed("learning.clients", clients, "at least 1")
     if len(values) < clients:
-        raise not_allowed(
-            "learning.clients", clients, f"at most the number of training samples, {len(values)}"
-        )
+        most = f"the number of training samples, {len(values)}"
+        raise not_allowed("learning.clients", clients, f"at most {most}")
     return values

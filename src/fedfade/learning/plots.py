@@ -32,16 +32,14 @@ def class_distribution(
         for k, name in enumerate(classes):
             panel.bar(places, table[:, k], 0.85, bottom=bottoms[:, k], color=colours(k), label=name)
         panel.set_title(rf"$\alpha$ = {alpha:g}", fontsize=11)
-        panel.set_xlabel("client")
-        panel.set_xlim(-0.7, len(table) - 0.3)
+        panel.set(xlabel="client", xlim=(-0.7, len(table) - 0.3))
         if len(table) <= 20:
             panel.set_xticks(places)
     panels[0].set_ylabel("training samples")
     if not many:
         handles, names = panels[0].get_legend_handles_labels()
-        figure.legend(
-            handles[::-1], names[::-1], loc="outside right center", frameon=False, fontsize=8
-        )
+        plain = {"frameon": False, "fontsize": 8}
+        figure.legend(handles[::-1], names[::-1], loc="outside right center", **plain)
     figure.suptitle(title, fontsize=11)
     return figure
 
@@ -54,8 +52,7 @@ def learning_curves(rounds: Sequence[int], accuracy: ArrayLike, title: str) -> F
     single.set_label("single seeds")
     mean = f"mean of {values.shape[1]} seeds"
     panel.plot(rounds, values.mean(1), color="tab:blue", lw=2, label=mean)
-    panel.set_xlabel("rounds done")
-    panel.set_ylabel("test accuracy (%)")
+    panel.set(xlabel="rounds done", ylabel="test accuracy (%)")
     panel.set_title(title, fontsize=11)
     panel.grid(alpha=0.3)
     panel.legend(frameon=False, loc="lower right")
@@ -78,8 +75,7 @@ def bound_terms(rows: Sequence[BoundRow], title: str) -> Figure:
     above.legend(frameon=False, fontsize=8)
     below.plot(rounds, [row.measured for row in rows], "k", lw=1.2)
     below.axhline(0, color="grey", lw=0.7)
-    below.set_ylabel(r"measured $F(w_{t+1})-F(w_t)$")
-    below.set_xlabel("round")
+    below.set(xlabel="round", ylabel=r"measured $F(w_{t+1})-F(w_t)$")
     for panel in (above, below):
         panel.grid(alpha=0.3)
     return figure

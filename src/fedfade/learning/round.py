@@ -5,7 +5,7 @@ benchmarks play rounds by `federated_round`, or by its two halves where somethin
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,52 +15,8 @@ from torch import Tensor
 from fedfade.errors import not_allowed
 from fedfade.learning.averaging import ServerState, Updates, gradient_bias, gram
 from fedfade.learning.codecs import decoded, encoded
-from fedfade.learning.federation import Federation
+from fedfade.learning.federation import Federation, Models
 from fedfade.randomness import fold, streams, uniform
-
-
-class Models:
-    """Global models trained in one batch, one a run: each a federation's, with a seed.
-
-    Federations of one batch differ at most in how they deal their data (`batch_key`), for a step
-    of local training does not care whose run a client belongs to. The first does the work.
-    """
-
-    def __init__(self, tasks: Sequence[tuple[Federation, Sequence[int]]]) -> None:
-        self.tasks = [(federation, list(seeds)) for federation, seeds in tasks]
-        self.lead = self.tasks[0][0]
-
-    def start(self) -> ServerState:
-        """Before the first round: [run, ...]."""
-        states = [federation.start(seeds).tensors() for federation, seeds in self.tasks]
-        return ServerState.of({n: torch.cat([s[n] for s in states]) for n in states[0]})
-
-    def train(self, state: ServerState, number: int) -> Updates:
-        """Every client's update in every run."""
-        if len(self.tasks) == 1:
-            return self.lead.train(state, self.tasks[0][1], number)
-        works = [federation.local_work(seeds, number) for federation, seeds in self.tasks]
-        work = replace(
-            works[0],
-            samples=torch.cat([each.samples for each in works]),
-            seeds=[seed for _, seeds in self.tasks for seed in seeds],
-        )
-        trained = self.lead.engine.train(state, work)
-        for federation, seeds in self.tasks:
-            federation.draw_ahead(seeds, number + 1)
-        counts = [federation.sample_counts(seeds) for federation, seeds in self.tasks]
-        return self.lead.updates(trained, torch.cat(counts))
-
-
-def batch_key(federation: Federation, seeds: Sequence[int]) -> tuple[object, ...]:
-    """Equal for federations that can be trained in one batch.
-
-    They agree in all but how data are dealt, and their mini-batches have one shape.
-    """
-    free = {"partition", "alpha", "shards_per_client", "payload_bits"}
-    same = federation.config.model_dump(exclude=free)
-    steps = federation.mini_batches(seeds, 0).shape[1:]
-    return (*same.items(), federation.precision, steps)
 
 
 @dataclass(frozen=True)
@@ -95,8 +51,7 @@ class RoundResult:
         return gradient_bias(self.sent.updates, self.arrived)
 
 
-Deliver = Callable[[Sent], Tensor]
-"""Plays the slots of a round and says who delivered: [run, client] bool."""
+Deliver = Callable[[Sent], Tensor]  # plays a round's slots: who delivered, [run, client] bool
 
 
 def send(models: Models, state: ServerState, number: int) -> Sent:
@@ -121,17 +76,7 @@ def federated_round(
     test: bool = True,
     tell: Callable[[str], None] = lambda doing: None,
 ) -> RoundResult:
-    """Train, encode, play the slots, decode, average, measure (paper: algorithm 1).
-
-    >>> from fedfade.config import LearningConfig
-    >>> from fedfade.learning import load_data
-    >>> config = LearningConfig(data="digits", clients=4)
-    >>> models = Models([(Federation(config, load_data(config)), [0])])
-    >>> everybody = lambda sent: torch.ones(1, 4, dtype=torch.bool)
-    >>> done = federated_round(models, models.start(), 0, everybody)
-    >>> done.arrived.sum().item(), done.sent.inner.shape
-    (4, torch.Size([1, 4, 4]))
-    """
+    """Train, encode, play the slots, decode, average, measure (paper: algorithm 1)."""
     tell("local training")
     sent = send(models, state, number)
     tell("uploads")
@@ -144,11 +89,8 @@ def federated_round(
     return RoundResult(sent, arrived, received, after, accuracy, loss)
 
 
-# --- rounds without a radio --------------------------------------------------------------------
-
-
 def random_delivery(seeds: Sequence[int], clients: int, count: int | None) -> Deliver:
-    """Everybody delivers (None), or `count` clients drawn by (seed, round)."""
+    """Without a radio: everybody delivers (None), or `count` clients drawn by (seed, round)."""
     if count is not None and not 0 <= count <= clients:
         raise not_allowed("--delivered", count, f"between 0 and the number of clients, {clients}")
 
@@ -157,8 +99,7 @@ def random_delivery(seeds: Sequence[int], clients: int, count: int | None) -> De
         if count is None:
             return everybody
         keys = fold(streams(seeds, "delivery", device=everybody.device), sent.number)
-        draw = uniform(keys, (clients,))
-        return draw.argsort(dim=1).argsort(dim=1) < count
+        return uniform(keys, (clients,)).argsort(dim=1).argsort(dim=1) < count
 
     return deliver
 

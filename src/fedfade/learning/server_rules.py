@@ -33,12 +33,10 @@ class Mean:
         self._rate = config.global_rate
 
     def init(self, parameters: Tensor) -> Memory:
-        """Nothing."""
-        return {}
+        return {}  # nothing to remember
 
     def apply(self, memory: Memory, arrived: Arrived) -> tuple[Tensor, Memory]:
-        """eta_g times the mean, which is 0 where nobody delivered."""
-        return self._rate * arrived.mean, memory
+        return self._rate * arrived.mean, memory  # the mean is 0 where nobody delivered
 
 
 class Momentum:
@@ -48,11 +46,9 @@ class Momentum:
         self._rate, self._momentum = config.global_rate, config.server_momentum
 
     def init(self, parameters: Tensor) -> Memory:
-        """No velocity."""
         return {"momentum": torch.zeros_like(parameters)}
 
     def apply(self, memory: Memory, arrived: Arrived) -> tuple[Tensor, Memory]:
-        """eta_g times the velocity."""
         velocity = self._momentum * memory["momentum"] + arrived.mean
         step = torch.where(arrived.anyone, self._rate * velocity, 0.0)
         return step, {"momentum": torch.where(arrived.anyone, velocity, memory["momentum"])}

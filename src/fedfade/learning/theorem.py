@@ -33,33 +33,18 @@ class Constants:
     c3: float
 
     def bound(self, gradient_squared: float, deviation: float) -> float:
-        """The right-hand side (paper: eq. 25).
-
-        >>> Constants(c1=-0.5, c2=2.0, c3=0.1).bound(gradient_squared=1.0, deviation=0.25)
-        0.1
-        """
+        """The right-hand side (paper: eq. 25)."""
         return self.c1 * gradient_squared + self.c2 * deviation + self.c3
-
-    @property
-    def promises_descent(self) -> bool:
-        """Whether a large enough gradient is sure to make F fall; if not, the bound is empty."""
-        return self.c1 < 0
 
 
 def rate_limit(steps: int, smoothness: float) -> float:
-    """Largest local rate Lemma 1 and Theorem 1 allow: 1 / (sqrt(8) E L).
-
-    >>> round(rate_limit(steps=3, smoothness=1.0), 4)
-    0.1179
-    """
+    """Largest local rate Lemma 1 and Theorem 1 allow: 1 / (sqrt(8) E L)."""
     return math.inf if smoothness == 0 else 1.0 / (math.sqrt(8.0) * steps * smoothness)
 
 
 def drift_bound(problem: Problem, gradient_squared: float) -> float:
-    """Lemma 1 (paper: eq. 23): bounds E|w_n^(i) - w_t|^2 for i = 0 ... E by |grad F_n(w_t)|^2.
-
-    The paper prints |F_n|^2 where its proof needs, and means, the gradient of F_n.
-    """
+    """Lemma 1 (paper: eq. 23): bounds E|w_n^(i) - w_t|^2 for i = 0 ... E by |grad F_n(w_t)|^2,
+    for which the paper prints |F_n|^2."""
     rate, steps = problem.local_rate, problem.steps
     return 12 * rate**2 * steps**2 * gradient_squared + 3 * rate**2 * steps * problem.local_variance
 
@@ -83,11 +68,8 @@ def paper_constants(problem: Problem) -> Constants:
         + 3 * server**2 * local**2 * steps * smooth
         + 6 * server * local**4 * steps**3 * smooth**2
     )
-    return Constants(
-        c1=shared - server / 2,
-        c2=server * (1 + server * smooth),
-        c3=shared * problem.global_variance + noise * problem.local_variance,
-    )
+    c3 = shared * problem.global_variance + noise * problem.local_variance
+    return Constants(c1=shared - server / 2, c2=server * (1 + server * smooth), c3=c3)
 
 
 def rescaled_constants(problem: Problem) -> Constants:
@@ -100,9 +82,6 @@ def rescaled_constants(problem: Problem) -> Constants:
     local, server, steps = problem.local_rate, problem.global_rate, problem.steps
     reach, smooth = local * steps, problem.smoothness
     drift = server * reach * smooth**2 + smooth * server**2
-    return Constants(
-        c1=12 * reach**2 * drift - server * reach / 2,
-        c2=server / reach + smooth * server**2,
-        c3=drift
-        * (12 * reach**2 * problem.global_variance + 3 * local**2 * steps * problem.local_variance),
-    )
+    noise = 12 * reach**2 * problem.global_variance + 3 * local**2 * steps * problem.local_variance
+    c1 = 12 * reach**2 * drift - server * reach / 2
+    return Constants(c1, c2=server / reach + smooth * server**2, c3=drift * noise)
