@@ -155,7 +155,11 @@ def _play_to(
         saved, stop = time.perf_counter(), False
         try:
             while not stop:
-                _play_batch(trainer, group, writers, on_report)
+                start, learned = time.perf_counter(), trainer.learned
+                reports = trainer.play_batch()
+                _note(trainer, group, writers, reports, time.perf_counter() - start, learned)
+                if on_report is not None:
+                    on_report(trainer, reports)
                 stop = asked() or trainer.batch >= until
                 if stop or time.perf_counter() - saved >= checkpoint_s:
                     for place, run in enumerate(group):
@@ -170,20 +174,20 @@ def _play_to(
         raise KeyboardInterrupt
 
 
-def _play_batch(
-    trainer: Trainer, group: list[_Run], writers: list[ScalarWriter], on_report: OnReport | None
+def _note(
+    trainer: Trainer,
+    group: list[_Run],
+    writers: list[ScalarWriter],
+    reports: list[Report],
+    seconds: float,
+    learned: int,
 ) -> None:
-    """One batch of episodes, and its figures into the curves and event files."""
-    start, learned = time.perf_counter(), trainer.learned
-    reports = trainer.play_batch()
-    seconds = time.perf_counter() - start
+    """The figures of a batch into the curves and event files; `learned` updates came before it."""
     slots, updates = trainer.scenario.slots * trainer.rollout.episodes, trainer.learned - learned
     speed = {"slots per second": slots / seconds, "updates per second": updates / seconds}
     for run, writer, report in zip(group, writers, reports, strict=True):
         run.curve.append(report)
         writer.write(report.episodes, dict(zip(SCALARS, report[1:], strict=True)) | speed)
-    if on_report is not None:
-        on_report(trainer, reports)
 
 
 def save(trainer: Trainer, folder: Path, curve: list[Report], run: int = 0) -> None:

@@ -17,8 +17,8 @@ is what it would do alone.
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
-from functools import cached_property
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
@@ -102,12 +102,14 @@ class Trainer:
         # Before the first update: a batch of transitions, and n steps to look ahead.
         ready_at = qmix.batch_size + (qmix.n_step - 1) * episodes
         stored = self.batch * self.scenario.slots * episodes
+        step, update = self.recorded
         for _ in range(self.scenario.slots):
-            self.step()
+            with self._threads():
+                step()
             before, stored = stored, stored + episodes
             due = stored // qmix.update_every - before // qmix.update_every
             for _ in range(due if stored >= ready_at else 0):
-                self.update()
+                update()
                 learned += 1
             if stored // qmix.target_every > before // qmix.target_every:
                 self.learner.copy_target()
@@ -153,19 +155,21 @@ class Trainer:
         remembered = [*self.learner.tensors().values(), *self.replay.tensors(), self.updates]
         changed = [*remembered, *self.rollout.tensors(), self._loss, self._q]
         device = self.scenario.device
-        return record(self._step, changed, device), record(self._update, changed, device)
+        step = partial(self.rollout.step, self.learner.agents, self.replay)
+        return record(step, changed, device), record(self._update, changed, device)
+
+    def _threads(self) -> AbstractContextManager[None]:
+        """A slot step takes one thread of a CPU, its operations being so small."""
+        return one_thread() if self.scenario.device.type == "cpu" else nullcontext()
 
     def step(self) -> None:
-        """One slot of all parallel episodes; on one thread of a CPU, its operations being small."""
-        with one_thread() if self.scenario.device.type == "cpu" else nullcontext():
+        """One slot of all parallel episodes."""
+        with self._threads():
             self.recorded[0]()
 
     def update(self) -> None:
         """One learning step of all runs."""
         self.recorded[1]()
-
-    def _step(self) -> None:
-        self.rollout.step(self.learner.agents, self.replay)
 
     def _update(self) -> None:
         qmix = self.config.qmix

@@ -11,16 +11,15 @@ from importlib.metadata import version
 from statistics import median
 
 import torch
-import yaml
 
 from fedfade.agents import Trainer
 from fedfade.bench.floors import products, update_layers
 from fedfade.bench.timing import Figures, in_turns, machine, seconds
-from fedfade.config import load_config
+from fedfade.config import load_config, parse_yaml
 
 EPISODES, UPDATES = 30_000, 250_000
 WARM_UP = 11  # updates, to let the allocator settle
-PEER = yaml.safe_load("""
+PEER = parse_yaml("""
     {sampling_device: cpu, train_device: cpu, buffer_device: cpu, share_policy_params: false,
     prefer_continuous_actions: false, gamma: 0.95, lr: 1.0e-5, off_policy_n_envs_per_worker: 20,
     off_policy_collected_frames_per_batch: 600, off_policy_n_optimizer_steps: 20,
