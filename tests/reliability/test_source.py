@@ -31,7 +31,7 @@ FORBIDDEN_CALLS = {
     "os.popen",
     "onnx.load",
 }
-# Code a user brings along by name, and says so, and benchmarks when they are asked for: docs/explanation/reliability.md.
+# Code a user brings along by name, and says so (docs/explanation/reliability.md); benchmarks.
 IMPORTS_BY_NAME = {"seams.py", "bench/command.py"}
 
 
