@@ -28,6 +28,7 @@ def record(work: Work, changed: Iterable[Tensor], device: torch.device) -> Work:
 
     Recording runs the work a few times; what it changed is put back, so that nothing has happened
     when `record` returns. The work must not wait for the device nor make tensors from host data.
+    A recording knows addresses only: whoever keeps it keeps the tensors that it reads and writes.
 
     >>> total = torch.zeros(())
     >>> add = record(lambda: total.add_(1.0), [total], total.device)

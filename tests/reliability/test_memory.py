@@ -12,7 +12,7 @@ from fedfade.agents import Trainer
 from fedfade.agents.checkpoint import load_checkpoint
 from fedfade.config import load_config
 from fedfade.experiments import RunFolder, read_rows
-from fedfade.learning import Federation
+from fedfade.learning import Models
 from tests.conftest import TINY
 
 CUDA = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has ...")
@@ -72,7 +72,7 @@ def test_training(error: Exception, place: str, fedfade, monkeypatch, tmp_path: 
 
 def test_comparing(fedfade, monkeypatch, tmp_path: Path) -> None:
     words = ["compare", "paper", "--policies", "random,perfect", "--out", tmp_path, *COMPARE]
-    monkeypatch.setattr(Federation, "train", failing(Federation.train, 2, CUDA))
+    monkeypatch.setattr(Models, "train", failing(Models.train, 2, CUDA))
     one_sentence(fedfade(*words), "the GPU", "fedfade compare", "run.seeds", "policies")
     place = RunFolder(tmp_path, load_config(tmp_path / "config.yaml"), torch.device("cpu"))
     stored = place.load_checkpoint()
@@ -86,13 +86,13 @@ def test_comparing(fedfade, monkeypatch, tmp_path: Path) -> None:
 
 def test_learning(fedfade, monkeypatch) -> None:
     settings = [word for change in TINY for word in ("--set", change)]
-    monkeypatch.setattr(Federation, "train", failing(Federation.train, 1, HOST))
+    monkeypatch.setattr(Models, "train", failing(Models.train, 1, HOST))
     one_sentence(fedfade("learn", "paper", *settings), "this machine", "learning.batch_size")
 
 
 def test_other_errors_stay_what_they_are(fedfade, monkeypatch) -> None:
     """A fault in the program must not pass for a lack of memory."""
-    monkeypatch.setattr(Federation, "train", failing(Federation.train, 0, RuntimeError("shapes")))
+    monkeypatch.setattr(Models, "train", failing(Models.train, 0, RuntimeError("shapes")))
     settings = [word for change in TINY for word in ("--set", change)]
     with pytest.raises(RuntimeError, match="shapes"):
         fedfade("learn", "paper", *settings)

@@ -29,10 +29,10 @@ from fedfade.studies.paper import (
     SCALES,
     charts,
     claims,
-    parts,
     questions,
     regimes,
     reproduce,
+    reproduction,
     runs,
     setting,
 )
@@ -189,7 +189,7 @@ def test_without_matplotlib_tables_must_do(
     shutil.copytree(whole, out, ignore=shutil.ignore_patterns("runs", "training*", "*.png"))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    monkeypatch.setattr(parts, "find_spec", lambda name: None)
+    monkeypatch.setattr(reproduction, "find_spec", lambda name: None)
     answer = small("reward", out, "--redraw")
     assert answer.code == 0, answer.err
     assert "no pictures" in answer.out
