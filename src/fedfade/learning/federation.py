@@ -199,7 +199,8 @@ class Models:
     ) -> Updates:
         """Every client's update in every run, or only some clients'."""
         config = self.lead.config
-        drawn = torch.cat([one.mini_batches(seeds, number) for one, seeds in self.tasks])
+        parts = [one.mini_batches(seeds, number) for one, seeds in self.tasks]
+        drawn = torch.cat(parts) if len(parts) > 1 else parts[0]
         if clients is None:
             clients = range(config.clients)
         else:
@@ -210,8 +211,8 @@ class Models:
         if self.lead.device.type == "cuda":  # drawn while the GPU trains: half its wait
             for federation, seeds in self.tasks:
                 federation.draw(seeds, number + 1)
-        parts = [one.partition(seed) for one, seeds in self.tasks for seed in seeds]
-        counts = torch.tensor([[float(len(part[n])) for n in clients] for part in parts])
+        dealt = [one.partition(seed) for one, seeds in self.tasks for seed in seeds]
+        counts = torch.tensor([[float(len(part[n])) for n in clients] for part in dealt])
         samples = counts.to(self.lead.device, non_blocking=True)
         finite = is_finite(trained.parameters, trained.buffers)
         return Updates(trained.parameters, trained.buffers, finite, trained.loss, samples)

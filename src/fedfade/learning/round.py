@@ -83,8 +83,10 @@ def federated_round(
     delivered = deliver(sent)
     after, received = receive(models, sent, delivered)
     tell("evaluation")
-    missing = torch.full_like(sent.updates.loss[:, 0], torch.nan)
-    accuracy, loss = models.lead.evaluate(after) if test else (missing, missing)
+    if test:
+        accuracy, loss = models.lead.evaluate(after)
+    else:
+        accuracy = loss = torch.full_like(sent.updates.loss[:, 0], torch.nan)
     arrived = delivered & received.finite
     return RoundResult(sent, arrived, received, after, accuracy, loss)
 
