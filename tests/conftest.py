@@ -55,7 +55,7 @@ def _refuse_the_network(event: str, arguments: tuple[object, ...]) -> None:
 sys.addaudithook(_refuse_the_network)
 
 SLOW_FOLDERS = ("bench", "experiments", "flower", "reliability", "studies")
-QUICK_IN_THEM = ("test_source.py", "test_numbers.py", "test_a_run_leaves_a_report")
+QUICK_IN_THEM = ("test_source.py", "test_a_run_leaves_a_report")
 SLOW_TESTS = (
     "test_a_plain_key_is_folded_where_the_index_is",
     "test_a_policy_that_raises_leaves_the_folder_to_the_corrected_command",
@@ -73,6 +73,7 @@ SLOW_TESTS = (
     "test_more_clusters_mean_less_correlation",
     "test_nobody_beats_the_genie",
     "test_partition_counts_and_picture",
+    "test_resumed_training_ends_in_the_same_bits",
     "test_seeds_saved_at_different_moments_draw_level",
     "test_several_seeds_in_one_program_are_each_what_they_are_alone",
     "test_small_cell.py",
