@@ -462,3 +462,11 @@ def test_the_code_in_the_docs(task: FederatedTask) -> None:
     grid.app.evaluate()(lambda message, context: Message(counted, reply_to=message))
     names["main"](grid, None)
     assert grid.messages >= CLIENTS
+
+
+@pytest.mark.parametrize("change", [{"codec": "float16"}, {"server": "my_rule:Own"}])
+def test_what_flower_does_itself_is_not_set_here(change, config: Config) -> None:
+    learning = config.learning.model_copy(update=change)
+    (field,) = change
+    with pytest.raises(UserError, match=f"learning.{field} = .* under Flower"):
+        FederatedTask(config.model_copy(update={"learning": learning}))

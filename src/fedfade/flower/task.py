@@ -23,6 +23,11 @@ class FederatedTask:
     """
 
     def __init__(self, config: Config) -> None:
+        # What Flower does by itself must not look as if it were set here.
+        for field, usual in (("codec", "none"), ("server", "mean")):
+            if (given := getattr(config.learning, field)) != usual:
+                why = f"{usual} under Flower, whose clients and strategies send and average"
+                raise not_allowed(f"learning.{field}", given, why)
         self.config = config
         self.federation = Federation(config.learning, load_data(config.learning), threads=1)
 

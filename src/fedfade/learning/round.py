@@ -1,7 +1,8 @@
 """One federated round, written once: what happens between two global models.
 
-Comparison, the training of agents, the bound, `fedfade learn`, Flower's strategy and the
-benchmarks play rounds by `federated_round`, or by its two halves where something comes between.
+Comparison, the bound, `fedfade learn` and the benchmarks play rounds by `federated_round`. The
+training of agents plays its two halves, because episodes come between; Flower's clients train and
+its strategy averages, so that of the round it takes the Gram matrix alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
