@@ -33,6 +33,7 @@ class QmixPolicy:
         self.agents, self.scope = agents, scope_of(config)
         seen, hidden = config.allocation.observe, config.allocation.hide
         self.observed = Observed(tuple(seen), tuple(hidden), config.allocation.csi_delay_slots)
+        self.hold_slots, self.hop_subbands = config.qmix.hold_slots, config.qmix.hop_subbands
         looks = any(uplink.load_part(name).gradient_aware for name in seen)
         self.gradient_aware = looks and "gradient" not in hidden
 

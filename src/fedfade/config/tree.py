@@ -281,6 +281,14 @@ class QmixConfig(_Branch):
         "potential-based reward while training: paid for the share of a payload sent, taken back "
         "when a client finishes or the round ends",
     )
+    hold_slots: Whole = _is(
+        1, "slots a decision is held; the last one of a round may be shorter", ge=1, le=100_000
+    )
+    hop_subbands: bool = _is(
+        False,
+        "sub-bands that agents see and choose are logical: logical b is physical (b + slot) mod C, "
+        "so that all hop in step and nobody is left with a bad one",
+    )
     dueling: bool = _is(False, "outputs for a slot's value and what actions add; all start at 0")
     n_step: Whole = _is(1, "slots of reward summed before bootstrapping", ge=1, le=100_000)
     replay_size: Count = _is(10_000, "transitions kept")
@@ -351,6 +359,9 @@ class Config(_Branch):
     def _faults(self) -> _Faults:
         if self.qmix.trust and "reservation" not in self.allocation.observe:
             yield "qmix.trust", self.qmix.trust, "0 unless allocation.observe has 'reservation'"
+        if self.qmix.hold_slots > self.radio.slots:
+            allowed = f"at most radio.slots = {self.radio.slots}"
+            yield "qmix.hold_slots", self.qmix.hold_slots, allowed
         walk_m = self.radio.speed_mps * self.cell.round_s * self.run.rounds
         if self.cell.placement == "waypoint" and walk_m > 1e5 * self.cell.side_m:
             allowed = "so short that clients walk at most 100,000 times cell.side_m in run.rounds"

@@ -22,6 +22,7 @@ from fedfade.uplink.slot import (
     Round,
     Scenario,
     decode_action,
+    hop,
     play_slot,
     scenario_from_config,
     slot_gain,
