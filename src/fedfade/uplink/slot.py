@@ -10,8 +10,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedfade.config import Config, RewardConfig
+from fedfade.config import Config
 from fedfade.radio import dbm_to_w, delivered_bits, noise_w, rate_bps, sinr
+
+
+class RewardWeights(NamedTuple):
+    """Weights of the slot reward, as `allocation.reward` has them: numbers, or [episode]."""
+
+    convergence: float | Tensor
+    rate: float | Tensor
+    delivered: float | Tensor
+    deviation: float | Tensor
+    finished: float | Tensor
 
 
 @dataclass(frozen=True)
@@ -31,7 +41,7 @@ class Scenario:
     full_level: int
     silent_level: int
     fading_shape: float  # of the gamma distribution nearest to a sub-band's fading
-    reward: RewardConfig
+    reward: RewardWeights
     observe: tuple[str, ...]
     hide: tuple[str, ...]
     csi_delay_slots: int  # age of the fading others announce
@@ -80,7 +90,7 @@ def scenario_from_config(
         full_level=radio.full_level,
         silent_level=radio.silent_level,
         fading_shape=2.0 if radio.source == "clustered" and averaged else 1.0,
-        reward=allocation.reward,
+        reward=RewardWeights(**allocation.reward.model_dump()),
         observe=tuple(allocation.observe),
         hide=tuple(allocation.hide),
         csi_delay_slots=allocation.csi_delay_slots,
