@@ -119,7 +119,10 @@ def test_seeing_who_finished_needs_feedback(overrides: list[str]) -> None:
     ("observed", "hidden", "scope"),
     [
         ("alphas, fading, remaining, schedule, time_to_finish", "", "local"),
+        ("order, slack", "", "local"),
         ("fading, finished", "", "feedback"),
+        ("order, finished_order", "", "feedback"),
+        ("order, order_fading", "", "csi"),
         ("fading, others_fading", "", "csi"),
         ("finished, others_fading", "", "csi"),
         ("fading, others_fading", "fading", "local"),

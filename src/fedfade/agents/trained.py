@@ -16,7 +16,7 @@ from fedfade.agents.checkpoint import (
     has_checkpoint,
     load_checkpoint,
 )
-from fedfade.agents.networks import AgentNetworks
+from fedfade.agents.networks import AgentNetworks, make_agents
 from fedfade.allocation import Action, Observed, Policy, Scope, View
 from fedfade.config import Config
 from fedfade.errors import UserError, not_allowed
@@ -76,7 +76,7 @@ class ClientNetwork(nn.Module):
         for (fan_in, fan_out), weight, bias in layers:
             self.weights.append(weight[row, :fan_in, :fan_out].detach().clone())
             self.biases.append(bias[row, 0, :fan_out].detach().clone())
-        if agents.share:
+        if agents.client_id:
             self.biases[0] += self.weights[0][agents.width + client]
             self.weights[0] = self.weights[0][: agents.width]
         if agents.dueling:
@@ -97,9 +97,9 @@ class ClientNetwork(nn.Module):
 def load_agents(checkpoint: Checkpoint) -> AgentNetworks:
     """The agent networks of a checkpoint."""
     qmix, scenario = checkpoint.config.qmix, uplink.scenario_from_config(checkpoint.config, 1.0)
-    sizes = (scenario.clients, uplink.observation_width(scenario), qmix.hidden, scenario.actions)
-    options = (qmix.share_parameters, qmix.dueling, uplink.plan_preference(scenario, qmix.trust))
-    agents = AgentNetworks(*sizes, [torch.Generator()], *options)
+    sizes = (scenario.clients, uplink.observation_width(scenario), scenario.actions)
+    preference = uplink.plan_preference(scenario, qmix.trust)
+    agents = make_agents(qmix, *sizes, [torch.Generator()], preference)
     found = checkpoint.tensors("agents")
     check_shapes(checkpoint.folder, found, agents.state_dict())
     agents.load_state_dict(found)

@@ -35,6 +35,7 @@ class Scenario:
     observe: tuple[str, ...]
     hide: tuple[str, ...]
     csi_delay_slots: int  # age of the fading others announce
+    ranked_state: bool  # clients stand in the state by rank instead of by number
 
     @property
     def levels(self) -> int:
@@ -77,6 +78,7 @@ def scenario_from_config(
         observe=tuple(allocation.observe),
         hide=tuple(allocation.hide),
         csi_delay_slots=allocation.csi_delay_slots,
+        ranked_state=config.qmix.state == "order",
     )
 
 
