@@ -25,12 +25,12 @@ from fedfade.errors import UserError, not_allowed
 class QmixPolicy:
     """Greedy agents; row n of the observation goes into network n and nowhere else."""
 
-    name = "qmix"
+    name: str  # of the algorithm
     observes = True
     recordable = True
 
     def __init__(self, agents: AgentNetworks, config: Config) -> None:
-        self.agents, self.scope = agents, scope_of(config)
+        self.agents, self.scope, self.name = agents, scope_of(config), config.qmix.algorithm
         seen, hidden = config.allocation.observe, config.allocation.hide
         self.observed = Observed(tuple(seen), tuple(hidden), config.allocation.csi_delay_slots)
         looks = any(uplink.load_part(name).gradient_aware for name in seen)
@@ -130,13 +130,18 @@ def trained_agents(config: Config) -> dict[str, Path]:
     if given is None:
         return {}
     if isinstance(given, str):
-        return {QmixPolicy.name: Path(given)}
+        return {_algorithm(Path(given)): Path(given)}
     folders = [Path(folder) for folder in given]
     for parts in (1, 2):  # two trainings of several seeds have folders of the same names
-        names = ["-".join([QmixPolicy.name, *folder.parts[-parts:]]) for folder in folders]
+        names = ["-".join([_algorithm(folder), *folder.parts[-parts:]]) for folder in folders]
         if len({*names, *shipped_policies()}) == len(names) + len(shipped_policies()):
             return dict(zip(names, folders, strict=True))
     raise not_allowed("allocation.checkpoint", given, "folders of different names")
+
+
+def _algorithm(folder: Path) -> str:
+    """What trained the agents in a folder; qmix where there are none yet."""
+    return load_checkpoint(folder).config.qmix.algorithm if has_checkpoint(folder) else "qmix"
 
 
 def _shelf() -> Path:
