@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedfade.agents import ClientNetwork, QmixPolicy, Trainer, load_policy_checkpoint, train
-from fedfade.agents.trained import scope_of
+from fedfade.agents.trained import scope_of, trained_agents
 from fedfade.allocation import Action, View, play_round
 from fedfade.config import Config, load_config
 
@@ -105,6 +105,16 @@ def test_agents_from_a_checkpoint_act_as_those_trained(tiny: Config, tmp_path: P
     mine = play_round(QmixPolicy(trainer.learner.agents, tiny), trainer.scenario, round_, keys)
     loaded = play_round(policy, trainer.scenario, round_, keys)
     assert torch.equal(mine.bits, loaded.bits)
+
+
+def test_agents_go_by_the_algorithm_that_trained_them(tiny: Config, tmp_path: Path) -> None:
+    train(tiny, tmp_path)
+    config = load_config("small-cell", [f"allocation.checkpoint={tmp_path}"])
+    assert trained_agents(config) == {"qmix": tmp_path}
+    index = tmp_path / "checkpoint.json"
+    index.write_text(index.read_text().replace('"algorithm": "qmix"', '"algorithm": "mappo"'))
+    assert trained_agents(config) == {"mappo": tmp_path}
+    assert load_policy_checkpoint(tmp_path, tiny).name == "mappo"
 
 
 def test_seeing_who_finished_needs_feedback(overrides: list[str]) -> None:

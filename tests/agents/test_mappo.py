@@ -21,12 +21,12 @@ def config_of(share: bool = False, **mappo: object) -> QmixConfig:
         share_parameters=share,
         client_id=not share,
         gamma=0.9,
-        parallel_episodes=6,
+        parallel_episodes=12,
         mappo={"value_hidden": [8], "rate": 0.01, "critic_rate": 0.02, **mappo},
     )
 
 
-def played(runs: int, seed: int, decisions: int = 4, episodes: int = 6) -> EpisodeMemory:
+def played(runs: int, seed: int, decisions: int = 4, episodes: int = 12) -> EpisodeMemory:
     """Any numbers. An agent that has finished stays so; the log-probabilities are of agents that
     have since changed their minds."""
     generator = torch.Generator().manual_seed(seed)
@@ -253,7 +253,7 @@ def test_every_pass_takes_every_episode_once(monkeypatch: pytest.MonkeyPatch) ->
     learner.update(played(2, seed=0), torch.tensor(0.0))
     for first in range(0, 6, 2):
         both = torch.cat(taken[first : first + 2], -1)
-        assert torch.equal(both.sort(-1).values, torch.arange(6).expand(2, -1))
+        assert torch.equal(both.sort(-1).values, torch.arange(12).expand(2, -1))
     assert not torch.equal(taken[0], taken[2])
 
 
