@@ -22,6 +22,7 @@ from fedfade.config.tree import (
     CellConfig,
     Config,
     LearningConfig,
+    MappoConfig,
     Precision,
     QmixConfig,
     RadioConfig,
