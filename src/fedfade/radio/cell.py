@@ -258,7 +258,8 @@ def gaussian_field(keys: Tensor, position: Tensor, decorrelation_m: float) -> Te
 
 def _walked(stops: Tensor) -> Tensor:
     """How far a walk has gone at the end of each leg: [..., leg] of stops [..., leg + 1, 2]."""
-    return torch.linalg.vector_norm(stops.diff(dim=-2), dim=-1).cumsum(-1)
+    lengths: Tensor = torch.linalg.vector_norm(stops.diff(dim=-2), dim=-1)
+    return lengths.cumsum(-1)
 
 
 def _unit(angle: Tensor) -> Tensor:
