@@ -32,16 +32,17 @@ def played(runs: int, seed: int, decisions: int = 4, episodes: int = 12) -> Epis
     generator = torch.Generator().manual_seed(seed)
     memory = EpisodeMemory(decisions, episodes, AGENTS, WIDTH, STATE, runs)
     by_agent = (runs * AGENTS, episodes)
-    running = torch.ones(by_agent)
+    finished = torch.zeros(by_agent, dtype=torch.bool)
     for number in range(decisions):
         place = torch.tensor([number])
         seen = torch.randn(*by_agent, WIDTH, generator=generator)
-        memory.see(place, seen, torch.randn(runs, episodes, STATE, generator=generator))
+        state = torch.randn(runs, episodes, STATE, generator=generator)
+        memory.see(place, seen, state, finished)
         choice = torch.randint(ACTIONS, by_agent, generator=generator)
         log_prob = math.log(1 / ACTIONS) + 0.3 * torch.randn(by_agent, generator=generator)
         reward = 2.0 + torch.randn(runs, episodes, generator=generator)
-        memory.act(place, choice, log_prob, running, reward)
-        running = running * (torch.rand(by_agent, generator=generator) < 0.7)
+        memory.act(choice, log_prob, reward)
+        finished = finished | (torch.rand(by_agent, generator=generator) < 0.3)
     return memory
 
 
@@ -59,7 +60,7 @@ def part_of(memory: EpisodeMemory, run: int) -> EpisodeMemory:
 def test_advantages_by_a_plain_loop(gamma: float, trace: float) -> None:
     generator = torch.Generator().manual_seed(0)
     reward, value = torch.randn(2, 2, 6, 3, generator=generator)  # [run, decision, episode]
-    found, returns = advantages(reward, value, (gamma, gamma * trace))
+    found, returns = advantages(reward, value, torch.full((2, 1, 1), gamma), trace)
     for run in range(2):
         for episode in range(3):
             ahead, following = 0.0, 0.0
@@ -83,8 +84,8 @@ class Plain:
         self.critic = nn.Sequential(nn.Linear(STATE, 8), nn.ReLU(), nn.Linear(8, 1))
         self.copy_from(learner)
         self.optimisers = [
-            torch.optim.Adam(self.actors.parameters(), lr=self.mappo.rate, eps=1e-5),
-            torch.optim.Adam(self.critic.parameters(), lr=self.mappo.critic_rate, eps=1e-5),
+            torch.optim.Adam(self.actors.parameters(), lr=self.mappo.rate),
+            torch.optim.Adam(self.critic.parameters(), lr=self.mappo.critic_rate),
         ]
         self.batches: list[torch.Tensor] = []  # returns of each batch
 
@@ -184,7 +185,7 @@ def test_updates_are_those_of_a_plain_implementation(share: bool, longest: float
 def test_who_has_finished_has_no_say() -> None:
     learners = [MappoLearner(config_of(), AGENTS, WIDTH, STATE, ACTIONS, seeds=[1]) for _ in "ab"]
     memory, other = played(1, seed=0), played(1, seed=0)
-    silent = other.active == 0
+    silent = other.active[:-1] == 0
     other.choice[silent] = (other.choice[silent] + 1) % ACTIONS
     other.log_prob[silent] -= 1.0
     other.observation[:-1][silent] += 1.0
@@ -214,6 +215,17 @@ def test_runs_side_by_side_are_those_alone(share: bool) -> None:
     for run, learner in enumerate(alone):
         choice, _ = learner.sample(seen.chunk(2)[run], keys[run : run + 1])
         assert torch.equal(both.sample(seen, keys)[0].chunk(2)[run], choice)
+
+
+def test_a_run_may_have_its_own_discount() -> None:
+    configs = [config_of(), config_of().model_copy(update={"gamma": 0.5})]
+    sizes = (AGENTS, WIDTH, STATE, ACTIONS)
+    both, memory = MappoLearner(configs, *sizes, seeds=[4, 5]), played(2, seed=0)
+    both.update(memory, torch.tensor(0.0))
+    for run, config in enumerate(configs):
+        alone = MappoLearner(config, *sizes, seeds=[4 + run])
+        alone.update(part_of(memory, run), torch.tensor(0.0))
+        torch.testing.assert_close(both.take(run)["critic"], alone.take(0)["critic"])
 
 
 def test_a_continuation_is_exact() -> None:
@@ -290,7 +302,8 @@ def test_two_clients_learn_to_pack() -> None:
         for t in range(decisions):
             clock = torch.eye(decisions)[t]
             seen = torch.cat([torch.eye(2)[rank], clock.expand(2 * runs, episodes, 3)], -1)
-            memory.see(torch.tensor([t]), seen, clock.expand(runs, episodes, 3))
+            nobody = torch.zeros(2 * runs, episodes, dtype=torch.bool)
+            memory.see(torch.tensor([t]), seen, clock.expand(runs, episodes, 3), nobody)
             choice, log_prob = learner.sample(seen, fold(fold(keys, number), t))
             choice = learner.agents.choose(seen, learner.agents(seen)) if greedy else choice
             by_run, first = choice.view(runs, 2, -1), (rank == 0).view(runs, 2, -1)
@@ -301,8 +314,7 @@ def test_two_clients_learn_to_pack() -> None:
                 if t == 1:
                     good &= (band == 1) & (users & first).any(1)
                 reward += good.float()
-            active = torch.ones(2 * runs, episodes)
-            memory.act(torch.tensor([t]), choice, log_prob, active, reward)
+            memory.act(choice, log_prob, reward)
             total += reward
         return total.mean(1)
 

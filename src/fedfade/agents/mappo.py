@@ -19,14 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedfade.agents.learner import Flat
-from fedfade.agents.networks import Generators, StackedLinear, Tensors, make_agents
-from fedfade.agents.optimisers import adam_step, cut_gradients
+from fedfade.agents.networks import Generators, StackedLinear, Tensors, agent_networks
+from fedfade.agents.optimisers import Flat, adam_step, clip
 from fedfade.config import QmixConfig
 from fedfade.graphs import SideStream, fused
 from fedfade.randomness import fold, streams, torch_generator, uniform
 
-EPSILON = 1e-5  # of Adam
 MEMORY = 0.99  # a batch: how slowly the running mean of returns forgets
 
 
@@ -52,26 +50,26 @@ class EpisodeMemory:
         self.state = torch.zeros(decisions + 1, *by_run, state_width, device=device)
         self.choice = torch.zeros(decisions, *by_agent, dtype=torch.int64, device=device)
         self.log_prob = torch.zeros(decisions, *by_agent, device=device)
-        self.active = torch.zeros(decisions, *by_agent, device=device)  # 1, or 0 once finished
+        self.active = torch.zeros(decisions + 1, *by_agent, device=device)  # 0 once finished
         self.reward = torch.zeros(decisions, *by_run, device=device)
         self.advantage = torch.zeros(runs, decisions, episodes, device=device)
         self.target = torch.zeros_like(self.advantage)  # of the critic
+        self._now = torch.zeros(1, dtype=torch.int64, device=device)
 
-    def see(self, decision: Tensor, observation: Tensor, state: Tensor) -> None:
+    def see(self, decision: Tensor, observation: Tensor, state: Tensor, finished: Tensor) -> None:
         """What is observed before decision number `decision` [1]: [run x agent, episode, width],
-        [run, episode, width]."""
+        [run, episode, width]; and who has finished: [run x agent, episode]."""
+        self._now.copy_(decision)
         self.observation.index_copy_(0, decision, observation[None])
         self.state.index_copy_(0, decision, state[None])
+        self.active.index_copy_(0, decision, (~finished)[None].to(self.active.dtype))
 
-    def act(
-        self, decision: Tensor, choice: Tensor, log_prob: Tensor, active: Tensor, reward: Tensor
-    ) -> None:
-        """What was done, with which probability, by whom it mattered [run x agent, episode], and
-        what all earned by it [run, episode]."""
-        self.choice.index_copy_(0, decision, choice[None])
-        self.log_prob.index_copy_(0, decision, log_prob[None])
-        self.active.index_copy_(0, decision, active[None].to(self.active.dtype))
-        self.reward.index_copy_(0, decision, reward[None])
+    def act(self, choice: Tensor, log_prob: Tensor, reward: Tensor) -> None:
+        """What was then done, with which probability [run x agent, episode], and what all earned by
+        it [run, episode]."""
+        self.choice.index_copy_(0, self._now, choice[None])
+        self.log_prob.index_copy_(0, self._now, log_prob[None])
+        self.reward.index_copy_(0, self._now, reward[None])
 
     def tensors(self) -> list[Tensor]:
         """All that playing and learning write."""
@@ -108,11 +106,14 @@ class Critic(nn.Module):
 
 
 class MappoLearner:
-    """Agents and critic of every run, and how they learn; faces as `Learner` has them."""
+    """Agents and critic of every run, and how they learn; faces as `Learner` has them.
+
+    With a configuration of its own a run may have another discount.
+    """
 
     def __init__(
         self,
-        config: QmixConfig,
+        config: QmixConfig | Sequence[QmixConfig],
         agents: int,
         width: int,
         state_width: int,
@@ -121,24 +122,27 @@ class MappoLearner:
         device: torch.device | str = "cpu",
         preference: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        self.config, self.runs = config, len(seeds)
+        configs = [config] * len(seeds) if isinstance(config, QmixConfig) else list(config)
+        self.config, self.runs = (config := configs[0]), len(seeds)
         drawn = [torch_generator(seed, "agent networks") for seed in seeds]
-        self.agents = make_agents(config, agents, width, actions, drawn, preference)
+        self.agents = agent_networks(config, agents, width, actions, drawn, preference)
         # A state in the order of rank ends in who has which, which is no business of the critic's.
         self._state_width = state_width - (agents if config.state == "order" else 0)
         drawn = [torch_generator(seed, "critic") for seed in seeds]
         self.critic = Critic(self._state_width, config.mappo.value_hidden, drawn)
         self.agents.to(device), self.critic.to(device)
-        self._modules: tuple[nn.Module, nn.Module] = (self.agents, self.critic)
-        self._flat = [Flat(module, self.runs) for module in self._modules]
+        self._flat = [Flat(self.agents, self.runs), Flat(self.critic, self.runs)]
         self._mean = [torch.zeros_like(flat.values) for flat in self._flat]
         self._square = [torch.zeros_like(flat.values) for flat in self._flat]
-        self.steps = torch.zeros((), dtype=torch.int64, device=device)  # of the optimiser, ever
+        self.updates = torch.zeros((), dtype=torch.int64, device=device)  # of minibatches, ever
+        gamma = torch.tensor([own.gamma for own in configs], device=device)
+        self._gamma = gamma[:, None, None]
+        self._longest = torch.full((self.runs,), config.mappo.max_grad_norm, device=device)
         # Of all returns, the older the less: how many batches, their mean, their mean square.
         self._returns = torch.zeros(self.runs, 3, device=device)
         self._shuffle = streams(seeds, "minibatches", device=device)  # [run]
         self._room = cache(lambda size: (self.agents.make_room(size), self.agents.make_room(size)))
-        self._side = SideStream(self.steps.device)
+        self._side = SideStream(self.updates.device)
 
     @torch.no_grad()
     def sample(self, observation: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,7 +156,7 @@ class MappoLearner:
         value = self._look_back(memory)
         mappo, figures = self.config.mappo, []
         for _ in range(mappo.epochs):
-            order = uniform(fold(self._shuffle, self.steps), (memory.episodes,)).argsort(-1)
+            order = uniform(fold(self._shuffle, self.updates), (memory.episodes,)).argsort(-1)
             for episodes in order.chunk(mappo.minibatches, -1):  # [run, episode]
                 figures.append(self._step(self._pick(memory, episodes), done))
         error, entropy = torch.stack(figures).mean(0)
@@ -164,23 +168,20 @@ class MappoLearner:
         shape = (self.runs, memory.decisions, memory.episodes)
         state = memory.state[:-1].transpose(0, 1).flatten(1, 2)
         worth = self._scale(self.critic(state[..., : self._state_width]).view(shape))
-        gain, returns = advantages(memory.reward.transpose(0, 1), worth, self._discounts)
+        trace = self.config.mappo.gae_lambda
+        gain, returns = advantages(memory.reward.transpose(0, 1), worth, self._gamma, trace)
         now = torch.stack([torch.ones_like(returns), returns, returns.square()]).mean((2, 3)).T
         self._returns.lerp_(now, 1.0 - MEMORY)
         mean, deviation = self._normal()
         memory.target.copy_((returns - mean) / deviation)
         # Normalised as they will be averaged: over the agents that had a say.
-        active = memory.active.view(memory.decisions, self.runs, -1, memory.episodes)
+        active = memory.active[:-1].view(memory.decisions, self.runs, -1, memory.episodes)
         weight = active.sum(2).transpose(0, 1)
         weight = weight / weight.sum((1, 2), keepdim=True).clamp(min=1.0)
         gain = gain - (weight * gain).sum((1, 2), keepdim=True)
         spread = (weight * gain.square()).sum((1, 2), keepdim=True).sqrt()
         memory.advantage.copy_(gain / (spread + 1e-8))
         return worth.mean((1, 2))
-
-    @property
-    def _discounts(self) -> tuple[float, float]:
-        return self.config.gamma, self.config.gamma * self.config.mappo.gae_lambda
 
     def _normal(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of returns: [run, 1, 1]; 0 and 1 before there are any."""
@@ -256,31 +257,29 @@ class MappoLearner:
 
     def _move(self, done: Tensor) -> None:
         """Along the gradients, which are then 0."""
-        self.steps += 1
         mappo, left = self.config.mappo, 1.0 - done
         for place, rate in enumerate((mappo.rate, mappo.critic_rate)):
-            flat = self._flat[place]
-            cut_gradients(self._modules[place].parameters(), self.runs, mappo.max_grad_norm)
-            moments = (self._mean[place], self._square[place])
-            options = (rate * left, self.steps)
-            adam_step(flat.values, flat.gradient, *moments, *options, epsilon=EPSILON)
+            flat, moments = self._flat[place], (self._mean[place], self._square[place])
+            clip([flat], self._longest)
+            adam_step(flat.values, flat.gradient, *moments, rate * left, self.updates)
+        self.updates += 1
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that learning changes, by name."""
         flat = {name: tensor for name, (_, tensor) in self._parts().items()}
-        return flat | {"returns": self._returns, "steps": self.steps}
+        return flat | {"returns": self._returns, "updates": self.updates}
 
     def take(self, run: int) -> dict[str, Tensor]:
         """What an exact continuation of one run needs, as if it had been trained alone."""
         found = {name: flat.take(tensor, run) for name, (flat, tensor) in self._parts().items()}
-        return found | {"returns": self._returns[run], "steps": self.steps}
+        return found | {"returns": self._returns[run], "updates": self.updates}
 
     def put(self, run: int, found: dict[str, Tensor]) -> None:
         """The reverse of `take`."""
         for name, (flat, tensor) in self._parts().items():
             flat.put(tensor, run, found[name])
         self._returns[run] = found["returns"]
-        self.steps.copy_(found["steps"])
+        self.updates.copy_(found["updates"])
 
     def agents_of(self, run: int) -> dict[str, Tensor]:
         """The agent networks of one run: all that execution needs."""
@@ -306,21 +305,19 @@ def drawn(logits: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     return choice, logits.log_softmax(-1).gather(-1, choice[..., None])[..., 0]
 
 
-def advantages(
-    reward: Tensor, value: Tensor, discounts: tuple[float, float]
-) -> tuple[Tensor, Tensor]:
+def advantages(reward: Tensor, value: Tensor, gamma: Tensor, trace: float) -> tuple[Tensor, Tensor]:
     """Generalised advantages (Schulman et al. 2016) and the returns they amount to: [run,
-    decision, episode]. `discounts`: gamma, and gamma times lambda. After the last decision nothing
+    decision, episode]. `gamma` [run, 1, 1]; `trace` is lambda. After the last decision nothing
     follows.
 
     >>> one = torch.ones(1, 2, 1)
-    >>> [found.flatten().tolist() for found in advantages(one, one, (1.0, 0.5))]
+    >>> [found.flatten().tolist() for found in advantages(one, one, one[:, :1], 0.5)]
     [[1.0, 0.0], [2.0, 1.0]]
     """
     following = F.pad(value[:, 1:], (0, 0, 0, 1))
-    surprise = reward + discounts[0] * following - value
+    surprise = reward + gamma * following - value
     decision = torch.arange(value.shape[1], device=value.device)
     ahead = decision - decision[:, None]
-    weight = torch.where(ahead >= 0, discounts[1] ** ahead.clamp(min=0).to(value.dtype), 0.0)
-    advantage = weight @ surprise
+    weight = torch.where(ahead >= 0, (gamma * trace) ** ahead.clamp(min=0), 0.0)
+    advantage = weight @ surprise  # [run, decision, decision] times [run, decision, episode]
     return advantage, advantage + value

@@ -319,7 +319,7 @@ def make_mixer(
     return RankedMixer(mixer, agents) if ranked else mixer
 
 
-def make_agents(
+def agent_networks(
     config: QmixConfig,
     agents: int,
     width: int,
