@@ -128,16 +128,6 @@ def test_agents_from_a_checkpoint_act_as_those_trained(tiny: Config, tmp_path: P
     assert torch.equal(mine.bits, loaded.bits)
 
 
-def test_agents_go_by_the_algorithm_that_trained_them(tiny: Config, tmp_path: Path) -> None:
-    train(tiny, tmp_path)
-    config = load_config("small-cell", [f"allocation.checkpoint={tmp_path}"])
-    assert trained_agents(config) == {"qmix": tmp_path}
-    index = tmp_path / "checkpoint.json"
-    index.write_text(index.read_text().replace('"algorithm": "qmix"', '"algorithm": "mappo"'))
-    assert trained_agents(config) == {"mappo": tmp_path}
-    assert load_policy_checkpoint(tmp_path, tiny).name == "mappo"
-
-
 def test_agents_hold_as_they_were_trained_to(overrides: list[str], tmp_path: Path) -> None:
     """Whatever the configuration says that they are compared under."""
     held = ["qmix.hold_slots=5", "qmix.hop_subbands=true"]
@@ -157,6 +147,16 @@ def test_agents_hold_as_they_were_trained_to(overrides: list[str], tmp_path: Pat
         assert bool(same.all())
     with pytest.raises(UserError, match=r"qmix.hold_slots is 5 there and 1 here"):
         check_same_training(load_checkpoint(tmp_path), load_config("small-cell", overrides))
+
+
+def test_agents_go_by_the_algorithm_that_trained_them(tiny: Config, tmp_path: Path) -> None:
+    train(tiny, tmp_path)
+    config = load_config("small-cell", [f"allocation.checkpoint={tmp_path}"])
+    assert trained_agents(config) == {"qmix": tmp_path}
+    index = tmp_path / "checkpoint.json"
+    index.write_text(index.read_text().replace('"algorithm": "qmix"', '"algorithm": "mappo"'))
+    assert trained_agents(config) == {"mappo": tmp_path}
+    assert load_policy_checkpoint(tmp_path, tiny).name == "mappo"
 
 
 def test_seeing_who_finished_needs_feedback(overrides: list[str]) -> None:

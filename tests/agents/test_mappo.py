@@ -84,8 +84,8 @@ class Plain:
         self.critic = nn.Sequential(nn.Linear(STATE, 8), nn.ReLU(), nn.Linear(8, 1))
         self.copy_from(learner)
         self.optimisers = [
-            torch.optim.Adam(self.actors.parameters(), lr=self.mappo.rate),
-            torch.optim.Adam(self.critic.parameters(), lr=self.mappo.critic_rate),
+            torch.optim.Adam(self.actors.parameters(), lr=self.mappo.rate, eps=1e-5),
+            torch.optim.Adam(self.critic.parameters(), lr=self.mappo.critic_rate, eps=1e-5),
         ]
         self.batches: list[torch.Tensor] = []  # returns of each batch
 

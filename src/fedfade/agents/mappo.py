@@ -19,12 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedfade.agents.networks import Generators, StackedLinear, Tensors, agent_networks
+from fedfade.agents.networks import Generators, StackedLinear, Tensors, make_agents
 from fedfade.agents.optimisers import Flat, adam_step, clip
 from fedfade.config import QmixConfig
 from fedfade.graphs import SideStream, fused
 from fedfade.randomness import fold, streams, torch_generator, uniform
 
+EPSILON = 1e-5  # of Adam
 MEMORY = 0.99  # a batch: how slowly the running mean of returns forgets
 
 
@@ -125,7 +126,7 @@ class MappoLearner:
         configs = [config] * len(seeds) if isinstance(config, QmixConfig) else list(config)
         self.config, self.runs = (config := configs[0]), len(seeds)
         drawn = [torch_generator(seed, "agent networks") for seed in seeds]
-        self.agents = agent_networks(config, agents, width, actions, drawn, preference)
+        self.agents = make_agents(config, agents, width, actions, drawn, preference)
         # A state in the order of rank ends in who has which, which is no business of the critic's.
         self._state_width = state_width - (agents if config.state == "order" else 0)
         drawn = [torch_generator(seed, "critic") for seed in seeds]
@@ -137,7 +138,7 @@ class MappoLearner:
         self.updates = torch.zeros((), dtype=torch.int64, device=device)  # of minibatches, ever
         gamma = torch.tensor([own.gamma for own in configs], device=device)
         self._gamma = gamma[:, None, None]
-        self._longest = torch.full((self.runs,), config.mappo.max_grad_norm, device=device)
+        self._longest = torch.tensor(config.mappo.max_grad_norm, device=device)
         # Of all returns, the older the less: how many batches, their mean, their mean square.
         self._returns = torch.zeros(self.runs, 3, device=device)
         self._shuffle = streams(seeds, "minibatches", device=device)  # [run]
@@ -257,12 +258,13 @@ class MappoLearner:
 
     def _move(self, done: Tensor) -> None:
         """Along the gradients, which are then 0."""
+        self.updates += 1
         mappo, left = self.config.mappo, 1.0 - done
         for place, rate in enumerate((mappo.rate, mappo.critic_rate)):
             flat, moments = self._flat[place], (self._mean[place], self._square[place])
             clip([flat], self._longest)
-            adam_step(flat.values, flat.gradient, *moments, rate * left, self.updates)
-        self.updates += 1
+            options = (rate * left, self.updates)
+            adam_step(flat.values, flat.gradient, *moments, *options, epsilon=EPSILON)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that learning changes, by name."""

@@ -319,7 +319,7 @@ def make_mixer(
     return RankedMixer(mixer, agents) if ranked else mixer
 
 
-def agent_networks(
+def make_agents(
     config: QmixConfig,
     agents: int,
     width: int,

@@ -49,11 +49,17 @@ def train(
     training was interrupted. SIGINT and SIGTERM wait for the end of the batch, which is saved; a
     second one does not wait.
     """
+    return train_together(*each_seed(config, folder, seeds), on_report, checkpoint_s)
+
+
+def each_seed(
+    config: Config, folder: Path, seeds: Sequence[int] | None = None
+) -> tuple[list[Config], list[Path]]:
+    """Configurations and folders of the seeds of one training; one alone has `folder` itself."""
     seeds = [config.run.seed] if seeds is None else seeds
-    folders = [folder] if len(seeds) == 1 else [seed_folder(folder, seed) for seed in seeds]
     _refuse_comparisons([folder])
-    everyone = [changed(config, {"run.seed": seed}) for seed in seeds]
-    return train_together(everyone, folders, on_report, checkpoint_s)
+    folders = [folder] if len(seeds) == 1 else [seed_folder(folder, seed) for seed in seeds]
+    return [changed(config, {"run.seed": seed}) for seed in seeds], folders
 
 
 def train_together(

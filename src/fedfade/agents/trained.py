@@ -16,7 +16,7 @@ from fedfade.agents.checkpoint import (
     has_checkpoint,
     load_checkpoint,
 )
-from fedfade.agents.networks import AgentNetworks, agent_networks
+from fedfade.agents.networks import AgentNetworks, make_agents
 from fedfade.allocation import Action, Observed, Policy, Scope, View
 from fedfade.config import Config
 from fedfade.errors import UserError, not_allowed
@@ -95,18 +95,18 @@ class ClientNetwork(nn.Module):
         return values if self.skip is None else values + observation @ self.skip
 
 
-def make_agents(config: Config) -> AgentNetworks:
+def agents_for(config: Config) -> AgentNetworks:
     """Agent networks of the sizes a configuration asks for."""
     qmix, scenario = config.qmix, uplink.scenario_from_config(config, 1.0)
     sizes = (scenario.clients, uplink.observation_width(scenario), scenario.actions)
     preference = uplink.plan_preference(scenario, qmix.trust)
-    networks = agent_networks(qmix, *sizes, [torch.Generator()], preference)
-    return networks.requires_grad_(False)
+    agents = make_agents(qmix, *sizes, [torch.Generator()], preference)
+    return agents.requires_grad_(False)
 
 
 def load_agents(checkpoint: Checkpoint) -> AgentNetworks:
     """The agent networks of a checkpoint."""
-    agents = make_agents(checkpoint.config)
+    agents = agents_for(checkpoint.config)
     found = checkpoint.tensors("agents")
     check_shapes(checkpoint.folder, found, agents.state_dict())
     agents.load_state_dict(found)

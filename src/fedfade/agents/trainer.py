@@ -2,7 +2,7 @@
 
     for each federated round                          Trainer.play_batch
         broadcast, local training, channel            Rounds.round
-        for each slot                                 (20 episodes side by side)
+        for each decision                             (20 episodes side by side)
             observe, act, send, store                 Rollout.step
             every 30 transitions: learn               Learner.update
             every 210 updates: copy the targets       Learner.copy_target
@@ -120,8 +120,10 @@ class Trainer:
         preference = uplink.plan_preference(scenario, qmix.trust)
         options = [config.qmix for config in configs]
         self.learner = Learner(options, *sizes, self.seeds, device, preference)
-        kept = (qmix.replay_size, episodes, scenario.clients, padded(width), state, scenario.slots)
-        self.replay = ReplayMemory(*kept, self.seeds, device, qmix.mask_finished)
+        kept = (qmix.replay_size, episodes, scenario.clients, padded(width), state)
+        self.replay = ReplayMemory(
+            *kept, scenario.decisions, self.seeds, device, qmix.mask_finished
+        )
         self.rollout = Rollout(rounds, configs)
         self._gamma = torch.tensor([[own.gamma] for own in options], device=device)  # [run, 1]
         self._next: uplink.Round | None = None  # of the batch to come, made before the host waits
@@ -148,9 +150,9 @@ class Trainer:
         qmix, episodes, learned = self.config.qmix, self.rollout.episodes, 0
         # Before the first update: a batch of transitions, and n steps to look ahead.
         ready_at = qmix.batch_size + (qmix.n_step - 1) * episodes
-        stored = self.batch * self.scenario.slots * episodes
+        stored = self.batch * self.scenario.decisions * episodes
         step, update = self.recorded
-        for _ in range(self.scenario.slots):
+        for _ in range(self.scenario.decisions):
             with self._threads():
                 step()
             before, stored = stored, stored + episodes
@@ -207,14 +209,14 @@ class Trainer:
     @property
     def _most_updates(self) -> int:
         """Updates in a batch of episodes, at most; as many as recording one takes, at least."""
-        stored = self.scenario.slots * self.rollout.episodes
+        stored = self.scenario.decisions * self.rollout.episodes
         return max(WARM_UP, -(-stored // self.config.qmix.update_every))
 
     @cached_property
     def recorded(self) -> tuple[Work, Work]:
-        """Slot step and update as they run on this device; needs a round begun.
+        """Decision and update as they run on this device; needs a round begun.
 
-        A slot step is some sixty small operations and an update some hundred and fifty. On a GPU
+        A slot is some sixty small operations and an update some hundred and fifty. On a GPU
         their launches cost more than their work, so both are recorded once and replayed.
         """
         learner = [*self.learner.tensors().values(), self.learner.updates]
@@ -229,7 +231,7 @@ class Trainer:
         return one_thread() if self.scenario.device.type == "cpu" else nullcontext()
 
     def step(self) -> None:
-        """One slot of all parallel episodes."""
+        """One decision of all parallel episodes."""
         with self._threads():
             self.recorded[0]()
 

@@ -1,8 +1,9 @@
 """The replay memory: the last transitions, each observation stored once.
 
-One slot of all parallel episodes is a row. What follows a row is the next row, so no transition
-carries its successor; the row after the newest is where the next observation is already written.
-Position and fill are tensors, so that storing and sampling never wait for the device.
+One decision of all parallel episodes is a row; without a hold that is a slot. What follows a row is
+the next row, so no transition carries its successor; the row after the newest is where the next
+observation is already written. Position and fill are tensors, so that storing and sampling never
+wait for the device.
 """
 
 from collections.abc import Sequence
