@@ -72,7 +72,7 @@ class Rounds:
             self._tasks = self.seeds if same else fresh
             self._fades = self.seeds if same and self.config.run.repeat_fading else fresh
             # One layout is one layout: `fixed` keeps its places when the task starts again.
-            walks = self.seeds if self.config.cell.placement == "fixed" else self._tasks
+            walks = self.seeds if self.config.cell.mobility == "fixed" else self._tasks
             rounds = self.config.run.rounds
             self._trajectory = self._cell.trajectory(walks, rounds, device=self.device)
         if self._inner is None or (cycle, number) != (self._cycle, self._round):
