@@ -12,7 +12,7 @@ from torch import Tensor
 from fedfade import uplink
 from fedfade.agents.networks import AgentNetworks, padded
 from fedfade.agents.transitions import ReplayMemory
-from fedfade.config import QmixConfig
+from fedfade.config import Config
 from fedfade.graphs import fused, record
 from fedfade.randomness import fold, integers, streams, uniform
 
@@ -20,12 +20,12 @@ from fedfade.randomness import fold, integers, streams, uniform
 class Rollout:
     """The episodes being played; `begin` a round, then `step` once a slot."""
 
-    def __init__(
-        self, scenario: uplink.Scenario, episodes: int, seeds: Sequence[int], shaping: QmixConfig
-    ) -> None:
-        self.scenario, self.device, self._shaping = scenario, scenario.device, shaping
-        self.episodes = episodes  # of a run; the uplink plays those of all runs in one batch
-        self.runs = len(seeds)
+    def __init__(self, rounds: uplink.ManyRounds, configs: Sequence[Config]) -> None:
+        self.scenario = scenario = rounds.scenario
+        self.device, self._hidden = scenario.device, rounds.by_hidden()
+        # Of a run; the uplink plays those of all runs in one batch.
+        self.episodes = episodes = rounds.episodes
+        self.runs = len(configs)
         slots, clients, device = scenario.slots, scenario.clients, scenario.device
         played, agents = self.runs * episodes, self.runs * clients
         self._width = width = uplink.observation_width(scenario)
@@ -37,7 +37,13 @@ class Rollout:
         self._random = torch.zeros(slots, agents, episodes, dtype=torch.int64, device=device)
         self._seen = torch.zeros(agents, episodes, padded(width), device=device)
         self._slots = torch.arange(slots, device=device)
+        seeds = [config.run.seed for config in configs]
         self._keys = streams(seeds, "exploration", device=device)  # [run]
+        advance = [config.qmix.advance for config in configs]
+        gamma = [config.qmix.gamma for config in configs]
+        self._advances = any(advance)
+        self._advance_by = torch.tensor(advance, device=device).repeat_interleave(episodes)
+        self._gamma = torch.tensor(gamma, device=device).repeat_interleave(episodes)
         self.slot = torch.zeros(1, dtype=torch.int64, device=device)
         self.remaining_bits = torch.zeros(played, clients, device=device)
         self.returns = torch.zeros(self.runs, episodes, device=device)  # sum of slot rewards
@@ -73,9 +79,10 @@ class Rollout:
 
     @fused
     def _lay_out(self, round_: uplink.Round) -> None:
-        static = uplink.static_observation(self.scenario, round_)
-        self._static.copy_(static.observation)
-        self._state.copy_(static.state)
+        for scenario, own in self._hidden:
+            static = uplink.static_observation(scenario, uplink.Round(*(x[own] for x in round_)))
+            self._static[:, :, own] = static.observation
+            self._state[:, own] = static.state
         gain = round_.alpha[:, None, :, None] * round_.fading  # H = alpha h (paper: eq. 9)
         self._gain.copy_(gain.transpose(0, 1))
         self._inner.copy_(uplink.normalised_inner(round_.inner))
@@ -113,14 +120,14 @@ class Rollout:
     def _advance(self, before: uplink.Progress, after: uplink.Progress) -> Tensor:
         """Potential-based reward (Ng et al. 1999): gamma phi(after) - phi(before), phi the
         payload shares of those who have not finished, and 0 after the deadline: [episode]."""
-        if not self._shaping.advance:
+        if not self._advances:
             return torch.zeros_like(before.remaining_bits[:, 0])
         shares = []
         for progress in (before, after):
             share = 1.0 - progress.remaining_bits / self.scenario.payload_bits
             shares.append(torch.where(progress.finished, 0.0, share).sum(-1))
         goes_on = self.slot < self.scenario.slots - 1
-        return self._shaping.advance * (self._shaping.gamma * shares[1] * goes_on - shares[0])
+        return self._advance_by * (self._gamma * shares[1] * goes_on - shares[0])
 
     def _look(self, replay: ReplayMemory) -> None:
         """Observe the slot that begins. After the last there is none: what is written then is
@@ -130,7 +137,8 @@ class Rollout:
         seen = seen.view(len(seen), self.runs, self.episodes, -1).transpose(0, 1)
         self._seen[..., : self._width] = seen.flatten(0, 1)
         state = uplink.fill_state(self.scenario, self._now(self._state), progress)
-        replay.see(self.slot, self._seen, state.view(self.runs, self.episodes, -1))
+        finished = progress.finished.view(self.runs, self.episodes, -1).mT.flatten(0, 1)
+        replay.see(self.slot, self._seen, state.view(self.runs, self.episodes, -1), finished)
 
     def _now(self, by_slot: Tensor) -> Tensor:
         """The row of the current slot, as a copy."""
