@@ -268,7 +268,7 @@ def test_the_advance_by_hand(overrides: list[str]) -> None:
         for left in ([0.75, 0.25, 0.0, 1.0], [0.5, 0.0, 0.0, 1.0])
     )
     for slot, wanted in ((0, 2 * (0.98 * 0.5 - 1)), (10, 2 * (0.98 * 0.5 - 1)), (11, -2.0)):
-        rollout.slot.fill_(slot)
+        rollout.decision.fill_(slot)
         assert rollout._advance(before, after).unique().tolist() == pytest.approx([wanted])
 
 

@@ -10,6 +10,7 @@ from fedfade.agents.checkpoint import (
 from fedfade.agents.learner import Learner
 from fedfade.agents.networks import AgentNetworks, MonotonicMixer
 from fedfade.agents.run import (
+    each_seed,
     saved_curve,
     seed_folder,
     tensorboard_installed,

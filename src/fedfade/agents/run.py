@@ -49,11 +49,17 @@ def train(
     training was interrupted. SIGINT and SIGTERM wait for the end of the batch, which is saved; a
     second one does not wait.
     """
+    return train_together(*each_seed(config, folder, seeds), on_report, checkpoint_s)
+
+
+def each_seed(
+    config: Config, folder: Path, seeds: Sequence[int] | None = None
+) -> tuple[list[Config], list[Path]]:
+    """Configurations and folders of the seeds of one training; one alone has `folder` itself."""
     seeds = [config.run.seed] if seeds is None else seeds
-    folders = [folder] if len(seeds) == 1 else [seed_folder(folder, seed) for seed in seeds]
     _refuse_comparisons([folder])
-    everyone = [changed(config, {"run.seed": seed}) for seed in seeds]
-    return train_together(everyone, folders, on_report, checkpoint_s)
+    folders = [folder] if len(seeds) == 1 else [seed_folder(folder, seed) for seed in seeds]
+    return [changed(config, {"run.seed": seed}) for seed in seeds], folders
 
 
 def train_together(
@@ -207,7 +213,7 @@ def save(trainer: Trainer, folder: Path, curve: list[Report], run: int = 0) -> N
     if not all(bool(tensor.isfinite().all()) for tensor in trainer.learner.tensors().values()):
         raise diverged("parameters", curve[-1].episodes if curve else 0)
     training = trainer.snapshot(run) | {CURVE: torch.tensor(curve, dtype=torch.float64)}
-    parts = {"agents": trainer.learner.agents_of(run), "training": training}
+    parts = {"agents": trainer.learner.kept.of(run), "training": training}
     episodes = trainer.batch * trainer.rollout.episodes
     save_checkpoint(folder, trainer.configs[run], trainer.batch, episodes, parts)
 

@@ -1,18 +1,30 @@
 """The replay memory: the last transitions, each observation stored once.
 
-One slot of all parallel episodes is a row. What follows a row is the next row, so no transition
-carries its successor; the row after the newest is where the next observation is already written.
-Position and fill are tensors, so that storing and sampling never wait for the device.
+One decision of all parallel episodes is a row; without a hold that is a slot. What follows a row is
+the next row, so no transition carries its successor; the row after the newest is where the next
+observation is already written. Position and fill are tensors, so that storing and sampling never
+wait for the device.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from fedfade.graphs import Work, fused, record
 from fedfade.randomness import fold, integers, streams
+
+
+class Memory(Protocol):
+    """Where a rollout leaves what agents saw and did."""
+
+    def see(self, slot: Tensor, observation: Tensor, state: Tensor, finished: Tensor) -> None:
+        """What is observed before decision number `slot` [1] of an episode: [run x agent, episode,
+        width], [run, episode, width]; and who has finished: [run x agent, episode]."""
+
+    def act(self, choice: Tensor, reward: Tensor) -> None:
+        """What was done [run x agent, episode] and what all earned by it [run, episode]."""
 
 
 class Batch(NamedTuple):
