@@ -184,15 +184,15 @@ def test_the_task_starts_again_after_the_last_round(tiny: Config) -> None:
     assert not torch.equal(rounds[0].inner, rounds[3].inner)
 
 
-@pytest.mark.parametrize("placement", ["fixed", "waypoint"])
-def test_a_fixed_layout_outlasts_the_task(overrides: list[str], placement: str) -> None:
+@pytest.mark.parametrize("mobility", ["fixed", "waypoint"])
+def test_a_fixed_layout_outlasts_the_task(overrides: list[str], mobility: str) -> None:
     """With the task everything starts again elsewhere, but for a layout that is one and fixed."""
-    config = load_config("small-cell", [*overrides, f"cell.placement={placement}"])
+    config = load_config("small-cell", [*overrides, f"cell.mobility={mobility}"])
     rounds = Trainer(config, seeds=[0, 1]).rounds
     first, *later = (rounds.round(batch) for batch in range(7))  # three rounds, again, and again
     assert not torch.equal(first.alpha[0], first.alpha[20])  # another run, another layout
     for number, one in enumerate(later, 1):
-        assert torch.equal(one.alpha, first.alpha) == (placement == "fixed")
+        assert torch.equal(one.alpha, first.alpha) == (mobility == "fixed")
         assert not torch.equal(one.inner, first.inner)
         assert int(one.number[0]) == number % 3
 

@@ -83,7 +83,7 @@ class Waiting(MaxIndividualRate):
 def test_what_is_played_ahead_is_worth_as_much_as_what_is_not() -> None:
     """The gradients of a round come in when it is played, but the rewards are the same."""
     weights = ["allocation.reward.convergence=3", "allocation.reward.deviation=0.5"]
-    config = load_config("paper", [*TINY, *weights, "cell.placement=ring"])
+    config = load_config("paper", [*TINY, *weights, "cell.mobility=ring"])
     uplink = Uplink(config, 4e5, CPU)
     policies = [MaxIndividualRate(), Waiting()]
     group = UploadGroup([uplink], policies, with_genie=False)

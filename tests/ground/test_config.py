@@ -47,6 +47,19 @@ FAULTS = [
     ("learning.payload_bits=large", "learning.payload_bits = 'large'", "a number"),
     ("learning.payload_bits=-1", "learning.payload_bits = -1", "at least 1e-20"),
     ("cell.min_distance_m=600", "cell.min_distance_m = 600", "inner radius"),
+    ("cell.mobility=walk", "cell.mobility = 'walk'", "'reflect', 'waypoint', 'redraw', 'fixed'"),
+    ("cell.placement=walk", "cell.mobility = 'walk'", "or 'ring'"),
+    (
+        "cell={placement: ring, mobility: fixed}",
+        "cell.placement = 'ring'",
+        "left out where its new",
+    ),
+    ("cell.round_s=24", "cell.round_s = 24", "the hexagon's inner radius, 433.013 m, in a round"),
+    (
+        "cell={mobility: waypoint, round_s: 1e5}",
+        "cell.round_s = 100000",
+        "100,000 times cell.side_m",
+    ),
     ("qmix.batch_size=20000", "qmix.batch_size = 20000", "qmix.replay_size"),
     ("qmix.n_step=501", "qmix.n_step = 501", "at most 500, the slots in qmix.replay_size"),
     ("allocation.policies=[random, random]", "allocation.policies", "without repetitions"),
@@ -146,6 +159,21 @@ def test_what_an_older_version_stored_means_what_it_did(tmp_path: Path) -> None:
     assert config_from_tree({}, stored=True) == older
     with pytest.raises(UserError, match="learning = 3 is not allowed"):
         config_from_tree({"learning": 3}, stored=True)
+
+
+def test_an_old_name_is_read(tmp_path: Path) -> None:
+    """In a user's file, in what a run left, in overrides of either; a preset has the new one."""
+    path = tmp_path / "mine.yaml"
+    path.write_text("cell: {placement: waypoint, side_m: 400}")
+    for stored in (False, True):
+        assert load_config(path, stored=stored).cell.mobility == "waypoint"
+        for name in ("placement", "mobility"):
+            cell = load_config(path, [f"cell.{name}=redraw"], stored).cell
+            assert (cell.mobility, cell.side_m) == ("redraw", 400)
+    assert load_config("ring", ["cell.placement=fixed"]).cell.mobility == "fixed"
+    path.write_text("cell: {placement: ring, mobility: ring}")
+    with pytest.raises(UserError, match=r"cell.placement = 'ring' is not allowed: it must be left"):
+        load_config(path)
 
 
 def test_a_run_of_an_older_version_continues_as_it_began(tiny: Config, tmp_path: Path) -> None:

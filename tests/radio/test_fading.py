@@ -30,7 +30,7 @@ from fedfade.randomness import fold, stream
 from tests.conftest import shared_folder
 from tests.radio.quadriga import REFERENCE, SLOWER
 
-REDRAW = CellConfig(placement="redraw")
+REDRAW = CellConfig(mobility="redraw")
 
 
 def drawn(drops: int, seed: int = 0, **radio: object) -> np.ndarray:

@@ -452,7 +452,7 @@ def test_rank_correlation_is_that_of_ranks() -> None:
 
 def test_a_point_of_a_sweep(whole: Path, tmp_path: Path) -> None:
     path = tmp_path / "sweep.yaml"
-    path.write_text("command: reproduce\npreset: paper\ngrid: {cell.placement: [ring, waypoint]}\n")
+    path.write_text("command: reproduce\npreset: paper\ngrid: {cell.mobility: [ring, waypoint]}\n")
     assert len(load_sweep(path).points) == 2
     command = SWEEP_COMMANDS.make("reproduce")
     base = load_config("paper", [*SCALES["small"].overrides, *MICRO, "run.seeds=1"])

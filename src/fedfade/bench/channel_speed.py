@@ -89,7 +89,7 @@ def _sionna_model(radio: RadioConfig) -> Any:
     arrays = {"ut_array": antenna, "bs_array": antenna, "direction": "uplink"}
     losses = {"o2i_model": "low", "enable_pathloss": False, "enable_shadow_fading": False}
     model = UMi(**carrier, **arrays, **losses)
-    cell = Cell(CellConfig(placement="redraw"), radio, 1)
+    cell = Cell(CellConfig(mobility="redraw"), radio, 1)
     place = cell.trajectory(range(SIONNA_CLIENT_ROUNDS), 1).at(0)
     flat = torch.zeros(SIONNA_CLIENT_ROUNDS, 1, 3)
     client, base = flat.clone(), flat.clone()

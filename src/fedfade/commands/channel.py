@@ -39,7 +39,7 @@ def sample(
     others = {"radio.carrier_hz": carrier_hz, "radio.speed_mps": speed}
     given = {"clusters": clusters, "subband_gain": subband_gain}
     asked = options.with_fields(overrides, others, **given)
-    config = load_config("paper", ["cell.placement=redraw", *asked])
+    config = load_config("paper", ["cell.mobility=redraw", *asked])
     write_npz(out, sample_drops(config.radio, config.cell, drops, seed))
     typer.echo(f"{drops} drops of {config.radio.slots} slots x {config.radio.subbands}: {out}")
 

@@ -8,6 +8,7 @@ radio.clusters=28` overrides on top. A run folder keeps the whole tree, a commen
 
 from fedfade.config.files import (
     BEFORE,
+    RENAMED,
     changed,
     config_from_tree,
     differences,

@@ -21,9 +21,17 @@ from fedfade.storage import read_bytes
 _MAX_PRESET_BYTES = 100_000
 _PRESETS = resources.files("fedfade") / "presets"
 
-BEFORE = {"learning.codec": "none", "learning.server": "mean", "learning.previous_update": "last"}
+BEFORE = {
+    "radio.client_antenna_gain_dbi": 0.0,
+    "learning.codec": "none",
+    "learning.server": "mean",
+    "learning.previous_update": "last",
+}
 """What runs did before a field existed. The configuration a run leaves behind names every field its
 version knew, so one it lacks is one of these."""
+
+RENAMED = {"cell.placement": "cell.mobility"}
+"""Old names of fields, which are still read."""
 
 
 def preset_names() -> list[str]:
@@ -54,6 +62,7 @@ def load_config(
     tree = {} if tree is None else tree
     if not isinstance(tree, dict):
         raise not_allowed(f"preset {str(preset)!r}", tree, "a mapping of sections to fields")
+    tree = _with_new_names(tree)  # before overrides, which may use either name
     for override in overrides:
         _apply_override(tree, override)
     return config_from_tree(tree, stored)
@@ -63,6 +72,7 @@ def config_from_tree(tree: object, stored: bool = False) -> Config:
     """Check nested plain data; `stored`: a run left it, perhaps one of an older version."""
     if not isinstance(tree, dict):
         raise not_allowed("config", tree, "a mapping of sections to fields")
+    tree = _with_new_names(tree)
     if stored:
         for path, value in BEFORE.items():
             section, name = path.split(".")
@@ -73,6 +83,19 @@ def config_from_tree(tree: object, stored: bool = False) -> Config:
         return Config.model_validate(tree)
     except ValidationError as error:
         raise _first_fault(error) from None
+
+
+def _with_new_names(tree: dict[str, Any]) -> dict[str, Any]:
+    for path, new_path in RENAMED.items():
+        (section, old), new = path.split("."), new_path.split(".")[1]
+        fields = tree.get(section)
+        if not isinstance(fields, dict) or old not in fields:
+            continue
+        if new in fields:
+            raise not_allowed(path, fields[old], f"left out where its new name, {new_path}, is")
+        renamed = {new if name == old else name: value for name, value in fields.items()}
+        tree = tree | {section: renamed}
+    return tree
 
 
 def changed(config: Config, fields: Mapping[str, Any]) -> Config:
@@ -153,7 +176,7 @@ def parse_yaml(text: str) -> Any:
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:
     path, separator, text = override.partition("=")
-    *sections, name = path.strip().split(".")
+    *sections, name = RENAMED.get(path.strip(), path.strip()).split(".")
     if not separator or not all([*sections, name]):
         raise not_allowed("--set", override, "of the form section.field=value")
     try:

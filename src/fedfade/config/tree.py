@@ -116,6 +116,7 @@ class RadioConfig(_Branch):
     noise_density_dbm_hz: float = _is(-174.0, "thermal noise density", ge=-200, le=0)
     noise_figure_db: Decibel = _is(5.0, "receiver noise figure")
     antenna_gain_dbi: Decibel = _is(8.0, "base-station antenna gain")
+    client_antenna_gain_dbi: Decibel = _is(0.0, "antenna gain of a client")
 
     def _faults(self) -> _Faults:
         if self.source == "traces" and self.traces is None:
@@ -140,6 +141,11 @@ class RadioConfig(_Branch):
         return self.noise_density_dbm_hz + 10 * log10(self.bandwidth_hz) + self.noise_figure_db
 
     @property
+    def antennas_dbi(self) -> float:
+        """Antenna gain of both ends."""
+        return self.antenna_gain_dbi + self.client_antenna_gain_dbi
+
+    @property
     def full_level(self) -> int:
         """Index of the strongest power level."""
         return self.power_levels_dbm.index(max(self.power_levels_dbm))
@@ -153,9 +159,10 @@ class RadioConfig(_Branch):
 class CellConfig(_Branch):
     """Where clients are and how they move between rounds."""
 
-    placement: Literal["waypoint", "fixed", "redraw", "ring"] = _is(
-        "waypoint",
-        "clients walk (waypoint), stay (fixed), are placed anew every round (redraw) or on a ring",
+    mobility: Literal["reflect", "waypoint", "redraw", "fixed", "ring"] = _is(
+        "reflect",
+        "clients walk and turn at the edges (reflect), walk between random places and so drift "
+        "inwards (waypoint), are placed anew every round (redraw), stay (fixed) or are on a ring",
     )
     side_m: Metres = _is(500.0, "side of the hexagonal cell")
     min_distance_m: float = _is(10.0, "no client is nearer to the antenna", ge=0, le=1e6)
@@ -168,8 +175,13 @@ class CellConfig(_Branch):
     ring_spread_db: Spread = _is(0.0, "ring: standard deviation of gains, drawn anew every round")
 
     def _faults(self) -> _Faults:
-        if self.min_distance_m >= self.side_m * 3**0.5 / 2:
+        if self.min_distance_m >= self.inner_radius_m:
             yield "cell.min_distance_m", self.min_distance_m, "less than the hexagon's inner radius"
+
+    @property
+    def inner_radius_m(self) -> float:
+        """From the base station to the middle of an edge."""
+        return self.side_m * 3**0.5 / 2
 
 
 class LearningConfig(_Branch):
@@ -351,7 +363,14 @@ class Config(_Branch):
     def _faults(self) -> _Faults:
         if self.qmix.trust and "reservation" not in self.allocation.observe:
             yield "qmix.trust", self.qmix.trust, "0 unless allocation.observe has 'reservation'"
-        walk_m = self.radio.speed_mps * self.cell.round_s * self.run.rounds
-        if self.cell.placement == "waypoint" and walk_m > 1e5 * self.cell.side_m:
+        step_m, mobility = self.radio.speed_mps * self.cell.round_s, self.cell.mobility
+        walk_m = step_m * self.run.rounds
+        if mobility in ("reflect", "waypoint") and walk_m > 1e5 * self.cell.side_m:
             allowed = "so short that clients walk at most 100,000 times cell.side_m in run.rounds"
+            yield "cell.round_s", self.cell.round_s, allowed
+        if mobility == "reflect" and step_m > self.cell.inner_radius_m:
+            allowed = (
+                "so short that clients walk at most the hexagon's inner radius, "
+                f"{self.cell.inner_radius_m:g} m, in a round when cell.mobility is 'reflect'"
+            )
             yield "cell.round_s", self.cell.round_s, allowed

@@ -122,8 +122,8 @@ def write_report(
     learning, radio, run = config.learning, config.radio, config.run
     setting = (
         f"{learning.clients} clients, {radio.subbands} sub-bands, {radio.slots} slots a round, "
-        f"{run.rounds} rounds, {run.seeds} seeds, data {learning.data}, placement "
-        f"{config.cell.placement}, fading {radio.source} with {radio.clusters} clusters"
+        f"{run.rounds} rounds, {run.seeds} seeds, data {learning.data}, mobility "
+        f"{config.cell.mobility}, fading {radio.source} with {radio.clusters} clusters"
     )
     made = (
         f"fedfade {record.get('fedfade')}, commit {record.get('commit') or 'unknown'}, "

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fedfade import __version__, storage
 from fedfade.agents import has_checkpoint, load_checkpoint, trained_agents
-from fedfade.config import BEFORE, Config, differences, load_config, render_config
+from fedfade.config import BEFORE, RENAMED, Config, differences, load_config, render_config
 from fedfade.errors import UserError
 from fedfade.seams import source_file
 
@@ -115,14 +115,17 @@ def check_inputs(
 def decisive(config: Config) -> dict[str, Any]:
     """All fields of a configuration but those of where it is run.
 
-    A later field with the value of before is left out too, so that folders named by a digest of
-    these keep their names.
+    A later field with the value of before is left out too, and a field has its oldest name, so
+    that folders named by a digest of these keep their names.
     """
     tree = config.model_dump()
     for field in (*FREE_FIELDS, *BEFORE):
         part, name = field.split(".")
         if field in FREE_FIELDS or tree[part][name] == BEFORE[field]:
             del tree[part][name]
+    for old, new in RENAMED.items():
+        part, name = new.split(".")
+        tree[part][old.split(".")[1]] = tree[part].pop(name)
     return tree
 
 

@@ -82,13 +82,13 @@ class Cell:
         round_index = torch.arange(first_round, first_round + rounds, device=device)
         keys_by_round = fold(keys[:, None, :], round_index[:, None])  # [run, round, client]
         heading = 2 * math.pi * uniform(fold(keys_by_round, 1), ())
-        placement = self.config.placement
-        if placement == "waypoint":
+        mobility = self.config.mobility
+        if mobility in ("reflect", "waypoint"):
             position, heading = self._walk(keys, round_index, heading)
-        elif placement == "redraw":
+        elif mobility == "redraw":
             position = self._uniform_in_hexagon(fold(keys_by_round, 2))
         else:
-            draw = self._uniform_in_hexagon if placement == "fixed" else self._on_ring
+            draw = self._uniform_in_hexagon if mobility == "fixed" else self._on_ring
             position = draw(fold(keys, 2))[:, None].expand(-1, rounds, -1, -1)
         rest = self._large_scale(seeds, position, keys_by_round)
         position = position.contiguous()
@@ -104,7 +104,7 @@ class Cell:
             for i, m in enumerate(metres)
         ]
         distance = torch.linalg.vector_norm(position, dim=-1)
-        if cell.placement == "ring":
+        if cell.mobility == "ring":
             independent[0] = normal(fold(keys, 3), ())
             gain = self._ring_gain_db() + cell.ring_spread_db * independent[0]
         else:
@@ -124,7 +124,7 @@ class Cell:
     def _mean_gain_db(self, distance_m: Tensor) -> Tensor:
         heights_m = self.config.bs_height_m, self.config.client_height_m
         loss = path_loss_db(distance_m, self.radio.carrier_hz, *heights_m)
-        return self.radio.antenna_gain_dbi - loss
+        return self.radio.antennas_dbi - loss
 
     def _ring_gain_db(self) -> float:
         """The gain at which full power arrives with the asked-for SNR."""
@@ -133,12 +133,12 @@ class Cell:
 
     def _on_ring(self, keys: Tensor) -> Tensor:
         """All at the distance whose mean gain is the ring's, as far as the hexagon has it."""
-        inner = self.config.side_m * math.sqrt(3) / 2
-        candidates = torch.linspace(max(self.config.min_distance_m, 1.0), inner, 2000)
+        nearest, farthest = max(self.config.min_distance_m, 1.0), self.config.inner_radius_m
+        candidates = torch.linspace(nearest, farthest, 2000)
         miss = (self._mean_gain_db(candidates) - self._ring_gain_db()).abs()
         radius = float(candidates[miss.argmin()])
         angle = 2 * math.pi * uniform(keys, ())
-        return radius * torch.stack([torch.cos(angle), torch.sin(angle)], dim=-1)
+        return radius * _unit(angle)
 
     def _uniform_in_hexagon(self, keys: Tensor, shape: Sequence[int] = ()) -> Tensor:
         """Uniform over the hexagon outside the minimum distance: [*keys.shape, *shape, 2]."""
@@ -158,20 +158,15 @@ class Cell:
         return points.gather(-2, first[..., None, None].expand(*first.shape, 1, 2)).squeeze(-2)
 
     def _walk(self, keys: Tensor, round_index: Tensor, idle: Tensor) -> tuple[Tensor, Tensor]:
-        """Random waypoint: straight legs between uniform points, at constant speed.
+        """Straight legs at constant speed.
 
         Returns position [run, round, client, 2] and heading [run, round, client].
         """
         # float64, because a long walk is summed up from its start.
         walked = self.radio.speed_mps * self.config.round_s * round_index.to(torch.float64)
-        legs = 2 + int(float(walked[-1]) / (0.3 * self.config.side_m))
-        while True:
-            stops = self._uniform_in_hexagon(fold(keys, 2), (legs + 1,)).to(torch.float64)
-            steps = stops.diff(dim=-2)  # [run, client, leg, 2]
-            ends = torch.linalg.vector_norm(steps, dim=-1).cumsum(-1)  # [run, client, leg]
-            if bool((ends[..., -1] > walked[-1]).all()):
-                break
-            legs *= 2
+        find_stops = self._bounces if self.config.mobility == "reflect" else self._waypoints
+        stops = find_stops(keys, float(walked[-1]))
+        steps, ends = stops.diff(dim=-2), _walked(stops)  # [run, client, leg, 2], without the 2
         leg = torch.searchsorted(ends, walked.expand(*ends.shape[:-1], -1).contiguous(), right=True)
         index = leg.unsqueeze(-1).expand(*leg.shape, 2)  # [run, client, round, 2]
         step = steps.gather(-2, index)
@@ -185,6 +180,47 @@ class Cell:
         heading = direction(step[..., 1], step[..., 0]).to(torch.float32).transpose(1, 2)
         # A client that stands still between rounds has no direction of travel: draw one.
         return position, heading if self.config.round_s * self.radio.speed_mps > 0 else idle
+
+    def _waypoints(self, keys: Tensor, walk_m: float) -> Tensor:
+        """Uniform points, of which clients do not reach the last: [run, client, leg + 1, 2]."""
+        legs = 2 + int(walk_m / (0.3 * self.config.side_m))
+        while True:
+            stops = self._uniform_in_hexagon(fold(keys, 2), (legs + 1,)).to(torch.float64)
+            if bool((_walked(stops)[..., -1] > walk_m).all()):
+                return stops
+            legs *= 2
+
+    def _bounces(self, keys: Tensor, walk_m: float) -> Tensor:
+        """Where a walk from a uniform point is mirrored: [run, client, leg + 1, 2].
+
+        Mirrors keep what is uniform in place and direction uniform. That is why the circle of the
+        minimum distance is a mirror too, not only the edges.
+        """
+        inner, nearest = self.config.inner_radius_m, self.config.min_distance_m
+        outward = math.pi / 6 + math.pi / 3 * torch.arange(6, device=keys.device)
+        edges = _unit(outward.to(torch.float64))  # normals [edge, 2]
+        place = self._uniform_in_hexagon(fold(keys, 2)).to(torch.float64)  # [run, client, 2]
+        way = _unit(2 * math.pi * uniform(fold(keys, 1), ()).to(torch.float64))
+        stops, walked = [place], torch.zeros_like(place[..., 0])
+        enough = walk_m * (1 + 1e-9)  # legs may be summed in another order later
+        while bool((walked <= enough).any()):
+            towards = _dot(edges, way.unsqueeze(-2))  # [run, client, edge]
+            ahead = (inner - _dot(edges, place.unsqueeze(-2))) / towards
+            length, edge = ahead.where(towards > 0, math.inf).min(-1)
+            # The circle is met by who comes nearer and would pass through it.
+            along = _dot(place, way)
+            beside = place[..., 0] * way[..., 1] - place[..., 1] * way[..., 0]
+            to_circle = -along - torch.sqrt((nearest**2 - beside**2).clamp_min(0))
+            meets = (along < 0) & (beside.abs() < nearest) & (to_circle < length)
+            # Whom rounding has left a hair on the wrong side turns where it is.
+            length = to_circle.where(meets, length).clamp_min(0)
+            place = place + length.unsqueeze(-1) * way
+            radial = place / torch.linalg.vector_norm(place, dim=-1, keepdim=True)
+            normal = radial.where(meets.unsqueeze(-1), edges[edge])
+            way = way - 2 * _dot(way, normal).unsqueeze(-1) * normal
+            walked = walked + torch.linalg.vector_norm(place - stops[-1], dim=-1)
+            stops.append(place)
+        return torch.stack(stops, dim=-2)
 
 
 WAVES = 256
@@ -218,6 +254,21 @@ def gaussian_field(keys: Tensor, position: Tensor, decorrelation_m: float) -> Te
         phase = torch.remainder(phase, 2.0 * math.pi).to(torch.float32)
         parts.append(torch.cos(phase).sum(-1) * math.sqrt(2.0 / WAVES))
     return torch.cat(parts, dim=1).reshape(position.shape[:-1])
+
+
+def _walked(stops: Tensor) -> Tensor:
+    """How far a walk has gone at the end of each leg: [..., leg] of stops [..., leg + 1, 2]."""
+    return torch.linalg.vector_norm(stops.diff(dim=-2), dim=-1).cumsum(-1)
+
+
+def _unit(angle: Tensor) -> Tensor:
+    """Vectors of length 1: [..., 2]."""
+    return torch.stack([torch.cos(angle), torch.sin(angle)], dim=-1)
+
+
+def _dot(one: Tensor, other: Tensor) -> Tensor:
+    """Inner products of vectors in the plane, the same bits alone and in a batch."""
+    return one[..., 0] * other[..., 0] + one[..., 1] * other[..., 1]
 
 
 def direction(y: Tensor, x: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ def sample_drops(
     Drop i is the same whatever the number of drops.
     """
     places, channel = Cell(cell, radio, clients=1), Channel(radio, cell, clients=1)
-    spread_db = cell.ring_spread_db if cell.placement == "ring" else cell.shadowing_db
+    spread_db = cell.ring_spread_db if cell.mobility == "ring" else cell.shadowing_db
     chunks = []
     for first in range(0, drops, _CHUNK):
         seeds = [stream(seed, "drop", i) for i in range(first, min(first + _CHUNK, drops))]
@@ -60,7 +60,7 @@ def sample_drops(
         at = trajectory[:, 0, 0]  # [drop]
         chunk = {
             "small_scale_gain": channel.small_scale_gain(seeds, 0, [0], trajectory)[:, 0, :, 0],
-            "large_scale_gain_db": at.gain_db - radio.antenna_gain_dbi,
+            "large_scale_gain_db": at.gain_db - radio.antennas_dbi,
             "position": at.position,
             "heading_rad": at.heading_rad,
             "shadow_db": at.shadowing * spread_db,

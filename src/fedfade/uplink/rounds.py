@@ -65,7 +65,7 @@ class Rounds:
         seeds = [cycle_seed(seed, cycle) for seed in self.seeds]
         if self._trajectory is None or cycle != self._cycle:
             # One layout is one layout: `fixed` keeps its places when the task starts again.
-            walks = self.seeds if self.config.cell.placement == "fixed" else seeds
+            walks = self.seeds if self.config.cell.mobility == "fixed" else seeds
             rounds = self.config.run.rounds
             self._trajectory = self._cell.trajectory(walks, rounds, device=self.device)
         if self._inner is None or (cycle, number) != (self._cycle, self._round):

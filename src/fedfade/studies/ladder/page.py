@@ -62,8 +62,9 @@ def write_page(
 def _title(ladder: Ladder, name: str) -> str:
     if name != OWN:
         return f"ring, {name}"
-    place = ladder.base.cell.placement
-    return "clients walking in the cell" if place == "waypoint" else f"the preset's cell ({place})"
+    mobility = ladder.base.cell.mobility
+    ways = {"reflect": "clients walking in the cell", "waypoint": "clients drifting to the middle"}
+    return ways.get(mobility, f"the preset's cell ({mobility})")
 
 
 def _figure(

@@ -68,7 +68,7 @@ def compute(setting: Setting) -> dict[str, DataFrame]:
 def ring(snr_db: float, spread_db: float) -> dict[str, Any]:
     """A cell of the map as overrides."""
     return {
-        "cell.placement": "ring",
+        "cell.mobility": "ring",
         "cell.shadowing_db": 0.0,
         "cell.ring_snr_db": snr_db,
         "cell.ring_spread_db": spread_db,

@@ -91,7 +91,7 @@ def _make(setting: Setting, name: str, redraw: bool) -> None:
     made_by = {
         "scale": setting.scale,
         "data": base.learning.data,
-        "placement": base.cell.placement,
+        "mobility": base.cell.mobility,
         **setting.centre._asdict(),
         "rounds": base.run.rounds,
         "episodes": base.qmix.episodes,
@@ -145,7 +145,7 @@ def _head(found: Mapping[str, Any]) -> str:
     part = next(part for part in ("accuracy", "reward", *found) if part in found)
     made = found[part]["setting"]
     text = (
-        f"Data {made['data']}, placement {made['placement']}, {made['rounds']} rounds, agents "
+        f"Data {made['data']}, mobility {made['mobility']}, {made['rounds']} rounds, agents "
         f"trained for {made['episodes']} episodes at alpha {made['alpha']:g}, n_c "
         f"{made['clusters']}, {len(made['training_seeds'])} training seeds. Channels and "
         f"partitions of {made['seeds_evaluated_on']} seeds, none of the {made['seeds_trained_on']} "
