@@ -70,7 +70,7 @@ Pair = Sequence[float]
 def above(pairs: Iterable[Pair]) -> list[bool]:
     """Which differences are above zero beyond noise, all of them being one family.
 
-    >>> above([(0.1, 0.04, 5), (0.1, 0.06, 5)])
+    >>> above([(0.1, 0.02, 5), (0.1, 0.06, 5)])
     [True, False]
     """
     differences = [Difference(pair[0], pair[1], int(pair[2]), *pair[3:]) for pair in pairs]
@@ -79,9 +79,14 @@ def above(pairs: Iterable[Pair]) -> list[bool]:
     return beyond(differences)
 
 
-def below(pairs: Iterable[Pair]) -> list[bool]:
-    """The same of differences below zero."""
-    return above([(-mean, *rest) for mean, *rest in pairs])
+def below(pair: Pair) -> bool:
+    """Whether one is below zero, by itself: corrected for their number, claims that nothing falls
+    would hold more easily the more is compared."""
+    return above([_negative(pair)])[0]
+
+
+def _negative(pair: Pair) -> Pair:
+    return -pair[0], *pair[1:]
 
 
 def verdict_of(held: Mapping[str, bool]) -> tuple[Verdict, str]:
@@ -110,8 +115,11 @@ def _at_low_alpha(facts: Facts) -> list[Facts]:
 
 
 def _points(pair: Pair) -> str:
-    mean, error, *_ = pair
-    return f"{100 * mean:+.1f}" + ("" if math.isnan(error) else f"±{100 * error:.1f}")
+    """A difference, its error over seeds and, where agents were trained, over trainings."""
+    mean, error, _, *moved = pair
+    text = f"{100 * mean:+.1f}" + ("" if math.isnan(error) else f"±{100 * error:.1f}")
+    trained = bool(moved) and not math.isnan(moved[0])
+    return text + (f" (trainings ±{100 * moved[0]:.1f})" if trained else "")
 
 
 def _listed(values: Iterable[float], form: str = "g") -> str:
@@ -144,7 +152,8 @@ def above_the_schedule(facts: Facts) -> Measured:
     block-fading schedule's beyond noise, in each cell"""
     gaps = {_cell(cell): cell["qmix_minus"][SCHEDULE] for cell in facts["cells"]}
     held = dict(zip(gaps, above(gaps.values()), strict=True))
-    return f"points above, cell by cell: {', '.join(map(_points, gaps.values()))}", held
+    each = ", ".join(map(_points, gaps.values()))
+    return f"{len(gaps)} comparisons; points above, cell by cell: {each}", held
 
 
 @_claim("accuracy", of_agents=True)
@@ -171,19 +180,23 @@ def sum_rate_declines(facts: Facts) -> Measured:
     held, text = {}, []
     falls = [line["overall"] for line in lines if line["policy"] == "max-sum-rate"]
     alphas = dict.fromkeys(line["alpha"] for line in lines)
-    for alpha, falling in zip(alphas, below(falls), strict=True):
+    for alpha, falling in zip(alphas, above(map(_negative, falls)), strict=True):
         own = {line["policy"]: line["overall"] for line in lines if line["alpha"] == alpha}
         own.pop(PERFECT, None)
         change = own.pop("max-sum-rate")
-        moves = zip(own, above(own.values()), below(own.values()), strict=True)
-        moved = [p for p, up, down in moves if (up or down) and abs(own[p][0]) > STAYS]
+        moved = [
+            policy
+            for policy, pair in own.items()
+            if abs(pair[0]) > STAYS and (below(pair) or below(_negative(pair)))
+        ]
         held[f"at alpha {alpha:g}"] = falling and change[0] < -STAYS and not moved
         others = f"; moved too: {', '.join(moved)}" if moved else ""
         text.append(f"alpha {alpha:g}: {_points(change)} points{others}")
     changes = facts["uploads_with_clusters"]
     uploads = [line["overall"][0] for line in changes if line["policy"] == "max-sum-rate"]
     mean = sum(uploads) / len(uploads)
-    return f"{'; '.join(text)}; its uploads {mean:+.2f} a round", held
+    uploads_too = f"its uploads {mean:+.2f} a round"
+    return f"{len(falls)} comparisons; {'; '.join(text)}; {uploads_too}", held
 
 
 @_claim("accuracy")
@@ -195,18 +208,17 @@ def heuristics_improve(facts: Facts) -> Measured:
         raise NotMeasured("one alpha alone was run")
     lines = [line for line in lines if line["policy"] in HEURISTICS]
     up = above(line["overall"] for line in lines)
-    down = iter(below(step for line in lines for step in line["steps"]))
-    rises = [
-        (line, up[n] and not any([next(down) for _ in line["steps"]]))
-        for n, line in enumerate(lines)
-    ]
     held, text, own = {}, [], []
     for policy in HEURISTICS:
         own = [line for line in lines if line["policy"] == policy]
-        held[f"for {policy}"] = all(rise for line, rise in rises if line["policy"] == policy)
+        rises = [clear for line, clear in zip(lines, up, strict=True) if line in own]
+        held[f"for {policy}"] = all(rises) and not any(
+            below(s) for line in own for s in line["steps"]
+        )
         text.append(f"{policy} {', '.join(_points(line['overall']) for line in own)}")
     heads = _listed(line["clusters"] for line in own)
-    return f"points from least to most alpha at n_c {heads}: {'; '.join(text)}", held
+    head = f"{len(lines)} comparisons; points from least to most alpha at n_c {heads}"
+    return f"{head}: {'; '.join(text)}", held
 
 
 @_claim("ablation", of_agents=True)
@@ -231,7 +243,8 @@ def hidden_fading_hurts_more(facts: Facts) -> Measured:
         "its 10-90 % band is wider": band["fading"] > band["nothing"],
     }
     text = (
-        f"costs {_points(hurt)} points, {_points(more)} more than the hidden gradient; band "
+        f"2 comparisons; costs {_points(hurt)} points, {_points(more)} more than the hidden "
+        "gradient; band "
         f"{100 * band['fading']:.1f} points against {100 * band['nothing']:.1f}"
     )
     return text, held if held["it hurts at all"] else {}
@@ -274,8 +287,8 @@ def plus_not_below_local(facts: Facts) -> Measured:
     if not all(cell.get("plus_minus") for cell in cells):
         raise NotMeasured("no such agents fit this scenario")
     gaps = {p: [cell["plus_minus"][p] for cell in cells] for p in DECENTRALISED}
-    worse = iter(below(gap for cell in cells for gap in map(cell["plus_minus"].get, DECENTRALISED)))
-    held = {_cell(cell): not any([next(worse) for _ in DECENTRALISED]) for cell in cells}
+    rows = zip(cells, *gaps.values(), strict=True)
+    held = {_cell(cell): not any(map(below, own)) for cell, *own in rows}
     text = "; ".join(f"{policy} {', '.join(map(_points, own))}" for policy, own in gaps.items())
     return f"points above at n_c {_listed(c['clusters'] for c in cells)}: {text}", held
 

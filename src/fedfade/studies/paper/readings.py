@@ -112,19 +112,32 @@ def _train(setting: Setting, readings: Sequence[Reading]) -> None:
         for group in agents.programs(configs)
         for start in range(0, len(group), size)
     ]
-    total, begin, done = setting.base.qmix.episodes, time.monotonic(), 0
     for number, program in enumerate(programs):
-
-        def left(episodes: int, program: Sequence[int] = program, done: int = done) -> str:
-            """As if trainings side by side took as long as one after the other."""
-            share = (done + len(program) * episodes / total) / len(waiting)
-            minutes = (time.monotonic() - begin) * (1 / share - 1) / 60
-            return f", about {minutes:.0f} minutes left"
-
+        total = max(configs[n].qmix.episodes for n in program)
+        later = sum(map(len, programs[number + 1 :])) / len(program)
         what = f"readings: program {number + 1} of {len(programs)}, {len(program)} trainings"
-        tell = on_report(setting, what, left)
+        tell = on_report(setting, what, total, TimeLeft(total, later))
         agents.train_together([configs[n] for n in program], [folders[n] for n in program], tell)
-        done += len(program)
+
+
+class TimeLeft:
+    """How long trainings may still take by their pace so far; `later` times as many trainings come
+    after these, as if they took as long side by side as one after the other."""
+
+    def __init__(self, total: int, later: float) -> None:
+        self._total, self._later = total, later
+        self._start: tuple[int, float] | None = None
+
+    def __call__(self, episodes: int) -> str:
+        now = time.monotonic()
+        if self._start is None:  # a training may go on from anywhere
+            self._start = episodes, now
+        first, begin = self._start
+        if episodes == first:
+            return ""
+        pace = (now - begin) / (episodes - first)
+        left = pace * (self._total - episodes + self._later * self._total)
+        return f", about {left / 60:.0f} minutes left"
 
 
 def _file(setting: Setting, reading: Reading, folders: Sequence[Path]) -> Path:
@@ -174,6 +187,7 @@ def draw(setting: Setting) -> charts.Drawn:
         "differences": differences,
         "claims": verdicts,
         "listed": len(plan.readings),
+        "seeds": sorted(int(seed) for seed in lines["seed"].unique()),
     }
     text = _text(setting, plan, lines, summary, verdicts)
     picture = partial(charts.readings, summary, setting.base.learning.clients)

@@ -71,7 +71,8 @@ def trained(setting: Setting, hide: Sequence[Hide] = ()) -> list[Path]:
     if not waiting:
         return folders
     what = f"training without {hide[0]}" if hide else "training"
-    tell = on_report(setting, f"{what}, {len(waiting)} seeds")
+    total = setting.base.qmix.episodes
+    tell = on_report(setting, f"{what}, {len(waiting)} seeds", total)
     # `train` puts a single seed into the very folder it is given.
     place = folders[0].parent if len(waiting) > 1 else folders[waiting[0]]
     agents.train(configs[waiting[0]], place, tell, seeds=[seeds[number] for number in waiting])
@@ -79,10 +80,10 @@ def trained(setting: Setting, hide: Sequence[Hide] = ()) -> list[Path]:
 
 
 def on_report(
-    setting: Setting, what: str, left: Callable[[int], str] = lambda episodes: ""
+    setting: Setting, what: str, total: int, left: Callable[[int], str] = lambda episodes: ""
 ) -> Callable[[agents.Trainer, list[agents.Report]], None]:
     """Lines of progress of a training; `left` says how long it may take from an episode on."""
-    clock, total = Clock(setting.say), setting.base.qmix.episodes
+    clock = Clock(setting.say)
 
     def tell(trainer: agents.Trainer, reports: list[agents.Report]) -> None:
         mean, episodes = DataFrame(reports).mean(), reports[0].episodes
