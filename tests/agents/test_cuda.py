@@ -29,7 +29,7 @@ def test_the_first_episodes_are_those_of_the_cpu(tiny_federated: Config) -> None
     host, device = Trainer(tiny_federated, "cpu"), Trainer(tiny_federated, "cuda")
     fading = [trainer.rounds.round(0).fading.cpu() for trainer in (host, device)]
     torch.testing.assert_close(*fading, rtol=1e-3, atol=4e-3)  # sums of a thousand sines
-    tasks = [trainer.rounds.gradients._federation for trainer in (host, device)]
+    tasks = [trainer.rounds.groups[0].gradients._federation for trainer in (host, device)]
     batches = [task.mini_batches([3], 1).cpu() for task in tasks]
     assert torch.equal(*batches)
     for _ in range(3):

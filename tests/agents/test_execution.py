@@ -9,24 +9,39 @@ import numpy as np
 import pytest
 import torch
 
-from fedfade.agents import ClientNetwork, QmixPolicy, Trainer, load_policy_checkpoint, train
+from fedfade.agents import (
+    ClientNetwork,
+    QmixPolicy,
+    Trainer,
+    check_same_training,
+    load_checkpoint,
+    load_policy_checkpoint,
+    train,
+)
 from fedfade.agents.trained import scope_of
 from fedfade.allocation import Action, View, play_round
 from fedfade.config import Config, load_config
+from fedfade.errors import UserError
+from fedfade.uplink import scenario_from_config
 
-# One client as a program of its own: NumPy, its own parameters, its own observations by line.
+# One client as a program of its own: NumPy, its own parameters, its own observations by line, a
+# line a slot. It holds what it decides by itself.
 CLIENT = """
 import json, sys
 import numpy as np
 layers = np.load(sys.argv[1])
 depth = len(layers.files) // 2
-for line in sys.stdin:
+for slot, line in enumerate(sys.stdin):
+    if slot % int(sys.argv[2]):
+        print(held, flush=True)
+        continue
     x = np.array(json.loads(line), dtype=np.float32)
     for layer in range(depth):
         x = x @ layers[f"w{layer}"] + layers[f"b{layer}"]
         if layer < depth - 1:
             x = np.maximum(x, 0)
-    print(json.dumps(x.argmax(-1).tolist()), flush=True)
+    held = json.dumps(x.argmax(-1).tolist())
+    print(held, flush=True)
 """
 
 
@@ -37,13 +52,16 @@ class Distributed:
     scope = "local"
     observes = True
 
-    def __init__(self, networks: list[ClientNetwork], folder: Path) -> None:
-        self.clients = []
+    def __init__(
+        self, networks: list[ClientNetwork], folder: Path, hold: int = 1, hops: bool = False
+    ) -> None:
+        self.clients, self.hop_subbands = [], hops
         for client, network in enumerate(networks):
             arrays = {f"w{i}": w.numpy() for i, w in enumerate(network.weights)}
             arrays |= {f"b{i}": b.numpy() for i, b in enumerate(network.biases)}
             np.savez(folder / f"client-{client}.npz", **arrays)
-            command = [sys.executable, "-c", CLIENT, str(folder / f"client-{client}.npz")]
+            own = str(folder / f"client-{client}.npz")
+            command = [sys.executable, "-c", CLIENT, own, str(hold)]
             pipe = subprocess.PIPE
             self.clients.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True))
 
@@ -67,11 +85,14 @@ class Distributed:
             process.wait()
 
 
-@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize(
+    ("share", "hold", "hops"), [(False, 1, False), (True, 1, False), (True, 5, True)]
+)
 def test_one_process_per_agent_takes_the_same_actions(
-    share: bool, overrides: list[str], tmp_path: Path
+    share: bool, hold: int, hops: bool, overrides: list[str], tmp_path: Path
 ) -> None:
-    config = load_config("small-cell", [*overrides, f"qmix.share_parameters={share}"])
+    held = [f"qmix.hold_slots={hold}", f"qmix.hop_subbands={hops}"]
+    config = load_config("small-cell", [*overrides, *held, f"qmix.share_parameters={share}"])
     trainer = Trainer(config)
     for _ in range(3):
         trainer.play_batch()
@@ -79,7 +100,7 @@ def test_one_process_per_agent_takes_the_same_actions(
     round_, keys = trainer.rounds.round(3), torch.arange(20)
     together = play_round(QmixPolicy(agents, config), trainer.scenario, round_, keys, record=True)
     networks = [ClientNetwork(agents, client) for client in range(trainer.scenario.clients)]
-    distributed = Distributed(networks, tmp_path)
+    distributed = Distributed(networks, tmp_path, hold, hops)
     try:
         apart = play_round(distributed, trainer.scenario, round_, keys, record=True)
     finally:
@@ -105,6 +126,27 @@ def test_agents_from_a_checkpoint_act_as_those_trained(tiny: Config, tmp_path: P
     mine = play_round(QmixPolicy(trainer.learner.agents, tiny), trainer.scenario, round_, keys)
     loaded = play_round(policy, trainer.scenario, round_, keys)
     assert torch.equal(mine.bits, loaded.bits)
+
+
+def test_agents_hold_as_they_were_trained_to(overrides: list[str], tmp_path: Path) -> None:
+    """Whatever the configuration says that they are compared under."""
+    held = ["qmix.hold_slots=5", "qmix.hop_subbands=true"]
+    trainer = train(load_config("small-cell", [*overrides, *held]), tmp_path)
+    round_, keys = trainer.rounds.round(trainer.batch), torch.arange(20)
+    found = []
+    for says in ([], held, ["qmix.hold_slots=3"]):
+        config = load_config("small-cell", [*overrides, *says])
+        policy = load_policy_checkpoint(tmp_path, config)
+        scenario = scenario_from_config(config, trainer.scenario.payload_bits)
+        found.append(play_round(policy, scenario, round_, keys, record=True).history)
+    for other in found[1:]:
+        assert all(torch.equal(*both) for both in zip(found[0], other, strict=True))
+    logical = (found[0].band - torch.arange(12)[:, None, None]) % 2
+    for first in (0, 5, 10):
+        same = logical[first : first + 5] == logical[first]
+        assert bool(same.all())
+    with pytest.raises(UserError, match=r"qmix.hold_slots is 5 there and 1 here"):
+        check_same_training(load_checkpoint(tmp_path), load_config("small-cell", overrides))
 
 
 def test_seeing_who_finished_needs_feedback(overrides: list[str]) -> None:

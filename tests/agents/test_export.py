@@ -115,6 +115,12 @@ def test_normalisation_of_every_part() -> None:
     assert {p["name"] for p in inputs if "constant" in p} == {"fading", "others_fading"}
 
 
+def test_a_device_is_told_how_long_to_hold() -> None:
+    told = normalisation(load_config("paper", ["qmix.hold_slots=25", "qmix.hop_subbands=true"]))
+    assert (told["hold_slots"], told["hop_subbands"]) == (25, True)
+    assert normalisation(load_config("paper"))["hold_slots"] == 1
+
+
 def test_tensorboard_reads_the_scalars(trained: tuple[Path, Trainer]) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

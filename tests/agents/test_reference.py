@@ -98,7 +98,8 @@ def of_run(batch: Batch, run: int) -> Transition:
     """One run of a fast batch, with the batch in front."""
     runs = len(batch.state)
     alone = {}
-    for name, tensor in batch._asdict().items():
+    for name in Transition._fields:
+        tensor = getattr(batch, name)
         of_agents = len(tensor) != runs  # [run x agent, batch, ...], else [run, batch, ...]
         alone[name] = tensor.chunk(runs)[run].transpose(0, 1) if of_agents else tensor[run]
     return Transition(**alone)

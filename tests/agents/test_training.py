@@ -17,7 +17,7 @@ from fedfade.agents import Trainer, load_policy_checkpoint, train
 from fedfade.agents import run as run_module
 from fedfade.agents.checkpoint import load_checkpoint
 from fedfade.agents.trainer import Diverged
-from fedfade.config import Config, load_config
+from fedfade.config import Config, changed, load_config
 from fedfade.errors import UserError
 from fedfade.graphs import WARM_UP
 from fedfade.radio import Channel
@@ -103,12 +103,14 @@ def test_the_paper_schedule_of_updates(overrides: list[str]) -> None:
     trainer = Trainer(config)
     copies = []
     copy = trainer.learner.copy_target
-    trainer.learner.copy_target = lambda: copies.append(int(trainer.updates)) or copy()
+    trainer.learner.copy_target = lambda due: (
+        copies.append(int(trainer.learner.updates)) or copy(due)
+    )
     while trainer.batch < trainer.batches:
         trainer.play_batch()
     transitions = 100 * 12
     # after 20 transitions 20 // 30 = 0 updates are due, after 40 (>= 32 stored) one, and so on
-    assert int(trainer.updates) == transitions // 30
+    assert int(trainer.learner.updates) == transitions // 30
     assert copies == [n * 7 for n in range(1, transitions // 210 + 1)]
 
 
@@ -166,8 +168,10 @@ def test_the_last_episode_decides_the_federated_update(overrides: list[str]) -> 
     )
     trainer = Trainer(config)
     delivered = []
-    deliver = trainer.rounds.gradients.deliver
-    trainer.rounds.gradients.deliver = lambda who: delivered.append(who.clone()) or deliver(who)
+    deliver = trainer.rounds.groups[0].gradients.deliver
+    trainer.rounds.groups[0].gradients.deliver = lambda who: (
+        delivered.append(who.clone()) or deliver(who)
+    )
     for batch in range(8):
         trainer.play_batch()
         assert len(delivered) == (batch + 1) // 4  # 4 batches of 5 episodes are a round
@@ -264,8 +268,8 @@ def test_the_advance_by_hand(overrides: list[str]) -> None:
         for left in ([0.75, 0.25, 0.0, 1.0], [0.5, 0.0, 0.0, 1.0])
     )
     for slot, wanted in ((0, 2 * (0.98 * 0.5 - 1)), (10, 2 * (0.98 * 0.5 - 1)), (11, -2.0)):
-        rollout.slot.fill_(slot)
-        assert rollout._advance(before, after).tolist() == pytest.approx([wanted])
+        rollout.decision.fill_(slot)
+        assert rollout._advance(before, after).unique().tolist() == pytest.approx([wanted])
 
 
 def test_several_seeds_in_one_program_are_each_what_they_are_alone(
@@ -274,7 +278,7 @@ def test_several_seeds_in_one_program_are_each_what_they_are_alone(
     """Sums of other lengths round differently, so to a few roundings and not to the bit."""
     train(tiny_federated, tmp_path / "many", seeds=[3, 4, 5])
     for seed in (3, 5):
-        alone = run_module.with_seed(tiny_federated, seed)
+        alone = changed(tiny_federated, {"run.seed": seed})
         train(alone, tmp_path / str(seed))
         one = final_tensors(tmp_path / str(seed))
         other = final_tensors(tmp_path / "many" / f"seed-{seed}")
@@ -291,7 +295,7 @@ def test_random_numbers_reach_for_recording_an_update(overrides: list[str]) -> N
     """A recording runs the first update of a batch a few times, however few the batch has."""
     trainer = Trainer(load_config("small-cell", [*overrides, "qmix.update_every=100000"]))
     trainer.play_batch()
-    trainer.replay.draw_ahead(trainer.updates, trainer._most_updates, 8)
+    trainer.replay.draw_ahead(trainer.learner.updates, trainer._most_updates, 8)
     for _ in range(WARM_UP):
         trainer._update()
 
@@ -461,7 +465,9 @@ def test_broken_parameters_are_not_saved_over_good_ones(tiny: Config, tmp_path: 
 
 def test_rewards_that_are_no_numbers_stop_the_training(tiny: Config) -> None:
     trainer = Trainer(tiny)
-    trainer.rounds.gradients.inner = lambda seeds, round: torch.full((1, 4, 4), float("nan"))
+    trainer.rounds.groups[0].gradients.inner = lambda seeds, round: torch.full(
+        (1, 4, 4), float("nan")
+    )
     with pytest.raises(Diverged, match="rewards became"):
         trainer.play_batch()
 

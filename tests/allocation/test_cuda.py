@@ -81,12 +81,13 @@ def test_the_genie(make_round) -> None:
     assert torch.equal(genie_bound(scenario, round_), genie_bound(*moved(scenario, round_)).cpu())
 
 
-@pytest.mark.parametrize("name", [*RECORDABLE, "qmix"])
+@pytest.mark.parametrize("name", [*RECORDABLE, "qmix", "qmix held"])
 def test_recorded_rounds(name: str, make_round) -> None:
     """Recording fails where a policy waits for the device, so this says that these do not."""
     small = ("radio.slots=30",)
-    if name == "qmix":
-        config = load_config("paper", [*small, "qmix.gradients=synthetic", "run.seed=3"])
+    if name.startswith("qmix"):
+        held = ["qmix.hold_slots=7", "qmix.hop_subbands=true"] if name == "qmix held" else []
+        config = load_config("paper", [*small, *held, "qmix.gradients=synthetic", "run.seed=3"])
         policy = QmixPolicy(Trainer(config, "cuda").learner.agents, config)
     else:
         policy = load_policy(name)

@@ -18,7 +18,7 @@ from flwr.app import Array, ConfigRecord, Error, Message, MetricRecord, RecordDi
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, Result
 
-from fedfade.agents import QmixPolicy
+from fedfade.agents import AgentNetworks, QmixPolicy
 from fedfade.allocation import load_policy, play_round
 from fedfade.experiments import Comparison, RunFolder, SideBySide, read_rows
 from fedfade.flower import FederatedTask, UplinkMod, WirelessStrategy, choose_policy
@@ -31,7 +31,7 @@ from fedfade.flower.decisions import (
     policy_of_client,
 )
 from fedfade.flower.records import REPORT, is_running_statistic, payload_bits
-from fedfade.uplink import Progress
+from fedfade.uplink import Progress, observation_width, start_round
 from tests.flower.in_process import InProcessGrid
 
 CLIENTS, ROUNDS = 4, 3
@@ -187,6 +187,28 @@ def test_trained_agents_decide_as_on_the_server(
     for one, other in zip(*histories, strict=True):
         assert one == other._replace(exchanges=0)
         assert other.exchanges >= 2
+
+
+@pytest.mark.parametrize("hold", [1, 7, 60])
+def test_agents_that_hold_decide_as_on_the_server(hold: int, make_round) -> None:
+    """Sub-bands hop, the hold need not divide the round, and answers are made of one network."""
+    small = ["radio.slots=60", "learning.payload_bits=2e6", "qmix.hidden=[32]"]
+    config = load_config("paper", [*small, f"qmix.hold_slots={hold}", "qmix.hop_subbands=true"])
+    scenario, round_ = make_round(18, 4, episodes=1, overrides=tuple(small))
+    sizes = (scenario.clients, observation_width(scenario), config.qmix.hidden, scenario.actions)
+    networks = AgentNetworks(*sizes, [torch.Generator().manual_seed(2)], False, False, None)
+    policy = QmixPolicy(networks.requires_grad_(False), config)
+    start, keys = start_round(scenario, 1), torch.zeros(1, dtype=torch.int64)
+
+    def ask(questions: list[Seen]) -> dict[int, Decisions]:
+        return {n.client: decide(OneAgent(policy, n.client), scenario, n) for n in questions}
+
+    found, exchanges = play_with_clients(policy, scenario, round_, keys, start, ask)
+    wanted = play_round(policy, scenario, round_, keys, record=True)
+    assert torch.equal(found.bits, wanted.bits)
+    assert torch.equal(found.finish_slot, wanted.finish_slot)
+    assert wanted.history.band.unique().numel() == scenario.bands
+    assert exchanges <= scenario.slots // hold + 2  # each makes a decision final, at least
 
 
 def test_agents_that_come_with_the_package_go_by_name() -> None:

@@ -36,7 +36,7 @@ from fedfade.studies.paper import (
     runs,
     setting,
 )
-from fedfade.studies.paper.setting import Grid, checked_setting, cycle_seeds
+from fedfade.studies.paper.setting import Grid, checked_setting, seeds_used
 from tests.conftest import TINY
 
 MICRO = [
@@ -280,12 +280,15 @@ def test_agents_are_tested_in_another_precision(small, copied: Path) -> None:
 def test_evaluation_seeds_are_never_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
     base = load_config("paper")
     paper = checked_setting(Path("x"), base, "paper")
-    used = {s for seed in paper.training_seeds for s in cycle_seeds(base, seed)}
-    assert len(used) == 5 * 15  # 30,000 episodes are 1,500 rounds of 20, a restart every 100
+    used = {s for seed in paper.training_seeds for s in seeds_used(base, seed)}
+    # 30,000 episodes are 1,500 rounds of 20, a restart every 100; and the trainings' own seeds.
+    assert len(used) == 5 * (15 + 1)
     tested = set(paper.test_seeds)
     assert tested == {1000, 1001, 1002, 1003, 1004}
     assert not used & tested
-    assert setting.check_unseen(paper) == (80, 5)  # with the five seeds of the trainings themselves
+    assert setting.check_unseen(paper) == (80, 5)
+    layouts = changed(base, {"qmix.layouts": 20})  # a task each, of 75 rounds
+    assert len(seeds_used(layouts, 0)) == 20 * 2
     monkeypatch.setattr(setting, "cycle_seed", lambda seed, cycle: 1003)
     with pytest.raises(UserError, match="not trained on"):
         checked_setting(Path("x"), base, "paper")

@@ -149,7 +149,7 @@ def test_it_is_the_batched_core() -> None:
 
 def test_spaces_are_finite_and_one_object_each() -> None:
     env = parallel_env("paper", max_cycles=3)
-    assert env.metadata["name"] == ID == "fedfade/uplink-v0"
+    assert env.metadata["name"] == ID == "fedfade/uplink-v1"
     for agent in env.possible_agents:
         assert env.observation_space(agent) is env.observation_space(agent)
         assert env.action_space(agent) is env.action_space(agent)

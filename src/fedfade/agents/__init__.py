@@ -9,7 +9,14 @@ from fedfade.agents.checkpoint import (
 )
 from fedfade.agents.learner import Learner
 from fedfade.agents.networks import AgentNetworks, MonotonicMixer
-from fedfade.agents.run import saved_curve, seed_folder, tensorboard_installed, train, with_seed
+from fedfade.agents.run import (
+    each_seed,
+    saved_curve,
+    seed_folder,
+    tensorboard_installed,
+    train,
+    train_together,
+)
 from fedfade.agents.trained import (
     ClientNetwork,
     QmixPolicy,
@@ -21,4 +28,4 @@ from fedfade.agents.trained import (
     shipped_policies_for,
     trained_agents,
 )
-from fedfade.agents.trainer import Report, Trainer
+from fedfade.agents.trainer import Report, Trainer, programs

@@ -134,7 +134,11 @@ def normalisation(config: Config) -> dict[str, Any]:
         parts.append(part | {"low": low, "high": bound})
     return {
         "inputs": parts,
-        "action": "sub-band * levels + level",
+        "action": "sub-band * levels + level, decided in slots 0, hold_slots, 2 hold_slots, ... "
+        "and held in between; with hop_subbands, b in inputs and actions is sub-band (b + slot) "
+        "mod subbands",
+        "hold_slots": config.qmix.hold_slots,
+        "hop_subbands": config.qmix.hop_subbands,
         "levels_dbm": config.radio.power_levels_dbm,
         "subbands": config.radio.subbands,
     }

@@ -1,4 +1,4 @@
-"""The learning step: double-DQN targets through the mixer, RMSProp on flat parameters.
+"""The learning step: double-DQN targets through the mixer, a step on flat parameters.
 
 `reference.py` has the same step without the tricks that make this one fast.
 """
@@ -9,66 +9,14 @@ from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedfade.agents.networks import AgentNetworks, make_mixer
+from fedfade.agents.optimisers import Flat, Optimiser, clip
 from fedfade.agents.transitions import Batch
 from fedfade.config import QmixConfig
 from fedfade.graphs import SideStream, fused
 from fedfade.randomness import torch_generator
-
-DECAY, EPSILON = 0.99, 1e-8  # of RMSProp
-_ALIGN = 16  # floats: every parameter starts on a cache line, so products add up the same way
-
-
-class Flat:
-    """Parameters of a module and their gradients, each as one vector with views into it.
-
-    A parameter's first axis holds the same number of rows for every run, so a run's part can be
-    taken out, and looks like the vector of a module that has this run alone.
-    """
-
-    def __init__(self, module: nn.Module, runs: int) -> None:
-        parameters = list(module.parameters())
-        self.runs = runs
-        self._shapes = [p.shape for p in parameters]
-        device = parameters[0].device if parameters else torch.device("cpu")
-        self.values = torch.zeros(sum(_aligned(p.numel()) for p in parameters), device=device)
-        self.gradient = torch.zeros_like(self.values)
-        views = zip(parameters, self._views(self.values), self._views(self.gradient), strict=True)
-        for parameter, view, gradient in views:
-            view.copy_(parameter.data)
-            parameter.data = view
-            parameter.grad = gradient
-
-    def _views(self, vector: Tensor) -> list[Tensor]:
-        pieces = torch.split(vector, [_aligned(shape.numel()) for shape in self._shapes])
-        shaped = zip(pieces, self._shapes, strict=True)
-        return [piece[: shape.numel()].view(shape) for piece, shape in shaped]
-
-    def take(self, vector: Tensor, run: int) -> Tensor:
-        """The part of one run, laid out as if it were alone."""
-        parts = [view.chunk(self.runs)[run].flatten() for view in self._views(vector)]
-        return torch.cat([F.pad(p, (0, _aligned(p.numel()) - p.numel())) for p in parts])
-
-    def put(self, vector: Tensor, run: int, alone: Tensor) -> None:
-        """The reverse of `take`."""
-        parts = [view.chunk(self.runs)[run] for view in self._views(vector)]
-        pieces = torch.split(alone, [_aligned(part.numel()) for part in parts])
-        for part, piece in zip(parts, pieces, strict=True):
-            part.copy_(piece[: part.numel()].view(part.shape))
-
-
-def _aligned(count: int) -> int:
-    return -(-count // _ALIGN) * _ALIGN
-
-
-@fused
-def _rmsprop(values: Tensor, gradient: Tensor, square: Tensor, rate: float) -> None:
-    """v <- decay v + (1 - decay) g^2;  p <- p - rate g / (sqrt(v) + epsilon);  g <- 0."""
-    square.mul_(DECAY).addcmul_(gradient, gradient, value=1.0 - DECAY)
-    values.addcdiv_(gradient, square.sqrt().add_(EPSILON), value=-rate)
-    gradient.zero_()
 
 
 @fused
@@ -88,16 +36,22 @@ class _Room:
             self.target[:-1] = self.spare[:-1]
 
 
+def _flags(each: Sequence[float], device: torch.device) -> Tensor | None:
+    """An option of every run: [run]; None where no run has it."""
+    return torch.tensor([float(one) for one in each], device=device) if any(each) else None
+
+
 class Learner:
     """Online and target networks of every run, and how the online ones learn.
 
     Nothing here knows of slots or sub-bands: agents, observations, a state, actions. Runs, one per
-    seed, lie side by side and share nothing: the loss is a sum over runs.
+    seed, lie side by side and share nothing: the loss is a sum over runs. With a configuration of
+    its own a run may have other learning rates, clip, standardise rewards or mask the finished.
     """
 
     def __init__(
         self,
-        config: QmixConfig,
+        config: QmixConfig | Sequence[QmixConfig],
         agents: int,
         width: int,
         state_width: int,
@@ -106,7 +60,8 @@ class Learner:
         device: torch.device | str = "cpu",
         preference: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        self.config, self.runs = config, len(seeds)
+        configs = [config] * len(seeds) if isinstance(config, QmixConfig) else list(config)
+        self.config, self.runs = (config := configs[0]), len(seeds)
         drawn = [torch_generator(seed, "agent networks") for seed in seeds]
         options = (config.share_parameters, config.dueling, preference)
         self.agents = AgentNetworks(agents, width, config.hidden, actions, drawn, *options)
@@ -116,9 +71,20 @@ class Learner:
         self.target_agents, self.target_mixer = copy.deepcopy((self.agents, self.mixer))
         self._online = (Flat(self.agents, self.runs), Flat(self.mixer, self.runs))
         self._target = (Flat(self.target_agents, self.runs), Flat(self.target_mixer, self.runs))
-        self._square = [torch.zeros_like(flat.values) for flat in self._online]
+        rates = ([c.agent_rate for c in configs], [c.mixer_rate for c in configs])
+        pairs = zip(self._online, rates, strict=True)
+        self._optimisers = [Optimiser(configs, flat, own) for flat, own in pairs]
         self._room = cache(partial(_Room, self.agents))
         place = self._online[0].values.device
+        self.updates = torch.zeros((), dtype=torch.int64, device=place)
+        self._longest = _flags([c.clip_gradient for c in configs], place)
+        self._standardise = _flags([c.standardise_rewards for c in configs], place)
+        self._mask = _flags([c.mask_finished for c in configs], place)
+        self._due: dict[tuple[tuple[bool, ...], int], Tensor] = {}  # parameters of some runs
+        agents_now = self._online[0].values
+        self._average = agents_now.clone() if config.average_weights else None
+        self._best = agents_now.clone() if config.candidates > 1 else None
+        self.score = torch.full((self.runs,), -1.0, device=place)  # of the best; -1: none yet
         self._side = [SideStream(place), SideStream(place)]
 
     # Matrix products stay library calls; the small operations between them are fused.
@@ -140,8 +106,24 @@ class Learner:
     def _bootstrap(self, values: Tensor, online: Tensor, batch: Batch) -> Tensor:
         best = self.agents.choose(batch.next_observation, online)
         value = values.gather(-1, best[..., None]).squeeze(-1)
+        value, values = self._without_finished(value, values, batch.next_finished)
         following: Tensor = self.target_mixer(value, batch.next_state, values, best)
-        return batch.reward[:, None] + batch.discount[:, None] * following
+        reward = batch.reward
+        if self._standardise is not None:
+            deviation, mean = torch.std_mean(reward, -1, keepdim=True)
+            standard = (reward - mean) / (deviation + 1e-5)
+            reward = torch.where(self._standardise[:, None] > 0, standard, reward)
+        return reward[:, None] + batch.discount[:, None] * following
+
+    def _without_finished(
+        self, q: Tensor, values: Tensor, finished: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Values 0 where an agent has finished, in the runs that mask them."""
+        if self._mask is None or finished is None:
+            return q, values
+        runs = (self._mask > 0).repeat_interleave(len(q) // self.runs)[:, None]
+        counts = ~(finished & runs)  # [run x agent, batch]
+        return q * counts, values * counts[..., None]
 
     def update(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """One step on the squared TD error of a batch (paper: eq. 34); its mean, and that of Q_tot:
@@ -156,23 +138,42 @@ class Learner:
         loss.sum().backward()  # type: ignore[no-untyped-call]
         assert q.grad is not None
         self.agents.backward(tape, batch.choice, q.grad, room.spare, self._side[0])
-        rates = (self.config.agent_rate, self.config.mixer_rate)
-        for flat, square, rate in zip(self._online, self._square, rates, strict=True):
-            _rmsprop(flat.values, flat.gradient, square, rate)
+        if self._longest is not None:
+            clip(self._online, self._longest)
+        for optimiser in self._optimisers:
+            optimiser.step(self.updates)
+        if self._average is not None:
+            self._average.lerp_(self._online[0].values, 1.0 - self.config.average_weights)
+        self.updates += 1
         return loss.detach(), total
 
     @fused
     def _loss(
         self, q: Tensor, batch: Batch, values: Tensor, target: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Mean squared TD error and mean Q_tot of chosen values q [run x agent, batch]: [run]."""
+        """Mean loss and mean Q_tot of the values q [run x agent, batch] of choices: [run]."""
+        q, values = self._without_finished(q, values, batch.finished)
         total = self.mixer(q, batch.state, values, batch.choice)
-        return (total - target).square().mean((1, 2)), total.detach().mean((1, 2))
+        loss = (total - target).square()
+        if self.config.loss == "huber":
+            loss = F.huber_loss(total, target, reduction="none")
+        return loss.mean((1, 2)), total.detach().mean((1, 2))
 
-    def copy_target(self) -> None:
-        """The target networks become the online ones."""
-        for online, target in zip(self._online, self._target, strict=True):
-            target.values.copy_(online.values)
+    def copy_target(self, due: tuple[bool, ...] | None = None) -> None:
+        """The target networks become the online ones: of all runs, or of those that are due."""
+        for place, (online, target) in enumerate(zip(self._online, self._target, strict=True)):
+            if due is None or all(due):
+                target.values.copy_(online.values)
+                continue
+            if (due, place) not in self._due:
+                each = torch.tensor(due, device=online.values.device)
+                self._due[due, place] = online.spread(each.float()) > 0
+            target.values.copy_(torch.where(self._due[due, place], online.values, target.values))
+
+    def fall(self, share: float) -> None:
+        """Learning rates become this share of the first ones."""
+        for optimiser in self._optimisers:
+            optimiser.fall(share)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that learning changes, by name."""
@@ -188,9 +189,30 @@ class Learner:
             flat.put(tensor, run, found[name])
 
     def agents_of(self, run: int) -> dict[str, Tensor]:
-        """The agent networks of one run: all that execution needs."""
-        parameters = self.agents.state_dict()
-        return {name: value.chunk(self.runs)[run] for name, value in parameters.items()}
+        """The agent networks of one run as they are kept: all that execution needs."""
+        chosen = self._best is not None and bool(self.score[run] >= 0)
+        return self._named(self._best if chosen else self._shown, run)
+
+    def candidate(self, run: int) -> dict[str, Tensor]:
+        """The agent networks of one run now, averaged if asked for."""
+        return self._named(self._shown, run)
+
+    @property
+    def _shown(self) -> Tensor:
+        return self._online[0].values if self._average is None else self._average
+
+    def _named(self, vector: Tensor | None, run: int) -> dict[str, Tensor]:
+        assert vector is not None
+        names = [name for name, _ in self.agents.named_parameters()]
+        views = zip(names, self._online[0].views(vector), strict=True)
+        return {name: view.chunk(self.runs)[run] for name, view in views}
+
+    def keep_best(self, scores: Tensor) -> None:
+        """Keep the candidates of the runs whose score [run] is above that of those kept."""
+        assert self._best is not None
+        better = self._online[0].spread((scores > self.score).float()) > 0
+        self._best.copy_(torch.where(better, self._shown, self._best))
+        self.score.copy_(torch.maximum(scores, self.score))
 
     def _parts(self) -> dict[str, tuple[Flat, Tensor]]:
         parts = {}
@@ -198,5 +220,10 @@ class Learner:
             online, target = self._online[place], self._target[place]
             parts[f"online{name}"] = (online, online.values)
             parts[f"target{name}"] = (target, target.values)
-            parts[f"square{name}"] = (online, self._square[place])
+            for kind, moment in self._optimisers[place].moments().items():
+                parts[f"{kind}{name}"] = (online, moment)
+        if self._average is not None:
+            parts["average"] = (self._online[0], self._average)
+        if self._best is not None:
+            parts["best"] = (self._online[0], self._best)
         return {name: part for name, part in parts.items() if part[1].numel()}

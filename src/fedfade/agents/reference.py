@@ -152,7 +152,8 @@ def train_reference(
         for slot in range(scenario.slots):
             # Act and send; the uplink silences clients that have finished.
             choice = learner.act(seen, epsilon, fold(exploration, slot))
-            gain, action = uplink.slot_gain(round_, slot), uplink.decode_action(scenario, choice)
+            gain = uplink.slot_gain(round_, slot)
+            action = uplink.decode_action(scenario, choice, slot)
             after, result = uplink.play_slot(scenario, progress, gain, action)
             reward = uplink.slot_reward(scenario, inner, progress, after, result)  # [episode]
             returns += reward

@@ -1,6 +1,7 @@
-"""Parallel episodes of one round of every run under epsilon-greedy agents, slot after slot.
+"""Parallel episodes of one round of every run under epsilon-greedy agents, decision by decision.
 
-All that a slot needs is laid out before the first one, so a slot is a fixed chain of tensor
+A decision is held for `qmix.hold_slots` slots, one in the paper; their rewards are summed. All
+that a slot needs is laid out before the first one, so a decision is a fixed chain of tensor
 operations on fixed buffers: nothing waits for the device and the chain can be captured.
 """
 
@@ -12,33 +13,44 @@ from torch import Tensor
 from fedfade import uplink
 from fedfade.agents.networks import AgentNetworks, padded
 from fedfade.agents.transitions import ReplayMemory
-from fedfade.config import QmixConfig
+from fedfade.config import Config
 from fedfade.graphs import fused, record
 from fedfade.randomness import fold, integers, streams, uniform
 
 
 class Rollout:
-    """The episodes being played; `begin` a round, then `step` once a slot."""
+    """The episodes being played; `begin` a round, then `step` once a decision."""
 
-    def __init__(
-        self, scenario: uplink.Scenario, episodes: int, seeds: Sequence[int], shaping: QmixConfig
-    ) -> None:
-        self.scenario, self.device, self._shaping = scenario, scenario.device, shaping
-        self.episodes = episodes  # of a run; the uplink plays those of all runs in one batch
-        self.runs = len(seeds)
+    def __init__(self, rounds: uplink.ManyRounds, configs: Sequence[Config]) -> None:
+        self.scenario = scenario = rounds.scenario
+        self.device, self._hidden = scenario.device, rounds.by_hidden()
+        # Of a run; the uplink plays those of all runs in one batch.
+        self.episodes = episodes = rounds.episodes
+        self.runs = len(configs)
         slots, clients, device = scenario.slots, scenario.clients, scenario.device
+        decisions = scenario.decisions
         played, agents = self.runs * episodes, self.runs * clients
         self._width = width = uplink.observation_width(scenario)
-        self._static = torch.zeros(slots, clients, played, width, device=device)
-        self._state = torch.zeros(slots, played, uplink.state_width(scenario), device=device)
+        self._static = torch.zeros(decisions, clients, played, width, device=device)
+        self._state = torch.zeros(decisions, played, uplink.state_width(scenario), device=device)
         self._gain = torch.zeros(slots, played, clients, scenario.bands, device=device)
         self._inner = torch.zeros(played, clients, clients, device=device)
-        self._explores = torch.zeros(slots, agents, episodes, dtype=torch.bool, device=device)
-        self._random = torch.zeros(slots, agents, episodes, dtype=torch.int64, device=device)
+        self._explores = torch.zeros(decisions, agents, episodes, dtype=torch.bool, device=device)
+        self._random = torch.zeros(decisions, agents, episodes, dtype=torch.int64, device=device)
+        self._choice = torch.zeros(agents, episodes, dtype=torch.int64, device=device)
+        self._earned = torch.zeros(played, device=device)  # since the last decision
+        self._before = torch.zeros(played, clients, device=device)  # bits left when it was taken
         self._seen = torch.zeros(agents, episodes, padded(width), device=device)
-        self._slots = torch.arange(slots, device=device)
+        self._decisions = torch.arange(decisions, device=device)
+        seeds = [config.run.seed for config in configs]
         self._keys = streams(seeds, "exploration", device=device)  # [run]
+        advance = [config.qmix.advance for config in configs]
+        gamma = [config.qmix.gamma for config in configs]
+        self._advances = any(advance)
+        self._advance_by = torch.tensor(advance, device=device).repeat_interleave(episodes)
+        self._gamma = torch.tensor(gamma, device=device).repeat_interleave(episodes)
         self.slot = torch.zeros(1, dtype=torch.int64, device=device)
+        self.decision = torch.zeros_like(self.slot)
         self.remaining_bits = torch.zeros(played, clients, device=device)
         self.returns = torch.zeros(self.runs, episodes, device=device)  # sum of slot rewards
         self._batch = torch.zeros((), dtype=torch.int64, device=device)
@@ -67,75 +79,101 @@ class Rollout:
         self._lay_out(round_)
         self._explore()
         self.slot.zero_()
+        self.decision.zero_()
         self.remaining_bits.fill_(payload * self.scenario.payload_bits)
         self.returns.zero_()
         self._look(replay)
 
     @fused
     def _lay_out(self, round_: uplink.Round) -> None:
-        static = uplink.static_observation(self.scenario, round_)
-        self._static.copy_(static.observation)
-        self._state.copy_(static.state)
+        decided = self._decisions * self.scenario.hold_slots
+        for scenario, own in self._hidden:
+            seen = uplink.Round(*(field[own] for field in round_))
+            static = uplink.static_observation(scenario, seen, decided)
+            self._static[:, :, own] = static.observation
+            self._state[:, own] = static.state
         gain = round_.alpha[:, None, :, None] * round_.fading  # H = alpha h (paper: eq. 9)
         self._gain.copy_(gain.transpose(0, 1))
         self._inner.copy_(uplink.normalised_inner(round_.inner))
 
     def _draw_exploration(self) -> None:
-        keys = fold(fold(self._keys, self._batch), self._slots[:, None])  # [slot, run]
+        keys = fold(fold(self._keys, self._batch), self._decisions[:, None])  # [decision, run]
         shape = (self.scenario.clients, self.episodes)
-        explores = uniform(fold(keys, 0), shape) < self._epsilon  # [slot, run, client, episode]
+        explores = uniform(fold(keys, 0), shape) < self._epsilon  # [decision, run, client, episode]
         self._explores.copy_(explores.flatten(1, 2))
         choice = integers(fold(keys, 1), self.scenario.actions, shape)
         self._random.copy_(choice.flatten(1, 2))
 
     @torch.no_grad()
     def step(self, agents: AgentNetworks, replay: ReplayMemory) -> None:
-        """Every agent observes and acts, everybody sends, the transition is stored."""
-        self._play_slot(agents, agents(self._seen), replay)
+        """Every agent observes and decides, everybody sends, the transition is stored."""
+        self._decide(agents, agents(self._seen))
+        for _ in range(self.scenario.hold_slots):
+            self._play_slot()
+        self._store(replay)
 
     @fused
-    def _play_slot(self, agents: AgentNetworks, values: Tensor, replay: ReplayMemory) -> None:
+    def _decide(self, agents: AgentNetworks, values: Tensor) -> None:
         """What follows from the agents' values [run x client, episode, action]."""
         greedy = agents.choose(self._seen, values)
-        choice = torch.where(self._now(self._explores), self._now(self._random), greedy)
-        before = uplink.Progress(self.remaining_bits)
-        by_episode = choice.view(self.runs, -1, self.episodes).mT.flatten(0, 1)  # [played, client]
-        action = uplink.decode_action(self.scenario, by_episode)
-        after, result = uplink.play_slot(self.scenario, before, self._now(self._gain), action)
-        reward = uplink.slot_reward(self.scenario, self._inner, before, after, result)
-        self.returns.add_(reward.view(self.runs, self.episodes))
-        reward = reward + self._advance(before, after)
-        replay.act(choice, reward.view(self.runs, self.episodes))
-        self.remaining_bits.copy_(after.remaining_bits)
+        self._choice.copy_(torch.where(self._now(self._explores), self._now(self._random), greedy))
+        self._earned.zero_()
+        self._before.copy_(self.remaining_bits)
+
+    @fused
+    def _play_slot(self) -> None:
+        before, scenario = uplink.Progress(self.remaining_bits), self.scenario
+        by_episode = self._choice.view(self.runs, -1, self.episodes).mT.flatten(0, 1)
+        action = uplink.decode_action(scenario, by_episode, self.slot)  # [played, client]
+        gain = self._gain.index_select(0, self.slot.clamp(max=scenario.slots - 1))[0]
+        after, result = uplink.play_slot(scenario, before, gain, action)
+        reward = uplink.slot_reward(scenario, self._inner, before, after, result)
+        left = after.remaining_bits
+        if scenario.slots % scenario.hold_slots:  # the last decision is held to the deadline
+            goes_on = self.slot < scenario.slots
+            reward, left = reward * goes_on, torch.where(goes_on, left, before.remaining_bits)
+        self._earned.add_(reward)
+        self.remaining_bits.copy_(left)
         self.slot.add_(1)
+
+    @fused
+    def _store(self, replay: ReplayMemory) -> None:
+        before, after = uplink.Progress(self._before), uplink.Progress(self.remaining_bits)
+        self.returns.add_(self._earned.view(self.runs, self.episodes))
+        reward = self._earned + self._advance(before, after)
+        replay.act(self._choice, reward.view(self.runs, self.episodes))
+        self.decision.add_(1)
         self._look(replay)
 
     def _advance(self, before: uplink.Progress, after: uplink.Progress) -> Tensor:
         """Potential-based reward (Ng et al. 1999): gamma phi(after) - phi(before), phi the
         payload shares of those who have not finished, and 0 after the deadline: [episode]."""
-        if not self._shaping.advance:
+        if not self._advances:
             return torch.zeros_like(before.remaining_bits[:, 0])
         shares = []
         for progress in (before, after):
             share = 1.0 - progress.remaining_bits / self.scenario.payload_bits
             shares.append(torch.where(progress.finished, 0.0, share).sum(-1))
-        goes_on = self.slot < self.scenario.slots - 1
-        return self._shaping.advance * (self._shaping.gamma * shares[1] * goes_on - shares[0])
+        goes_on = self.decision < self.scenario.decisions - 1
+        return self._advance_by * (self._gamma * shares[1] * goes_on - shares[0])
 
     def _look(self, replay: ReplayMemory) -> None:
-        """Observe the slot that begins. After the last there is none: what is written then is
-        never bootstrapped from, and overwritten when the next round begins."""
+        """Observe what the next decision is taken on. After the last there is none: what is
+        written then is never bootstrapped from, and overwritten when the next round begins."""
         progress = uplink.Progress(self.remaining_bits)
         seen = uplink.fill_observation(self.scenario, self._now(self._static), progress)
         seen = seen.view(len(seen), self.runs, self.episodes, -1).transpose(0, 1)
         self._seen[..., : self._width] = seen.flatten(0, 1)
         state = uplink.fill_state(self.scenario, self._now(self._state), progress)
-        replay.see(self.slot, self._seen, state.view(self.runs, self.episodes, -1))
+        finished = progress.finished.view(self.runs, self.episodes, -1).mT.flatten(0, 1)
+        replay.see(self.decision, self._seen, state.view(self.runs, self.episodes, -1), finished)
 
-    def _now(self, by_slot: Tensor) -> Tensor:
-        """The row of the current slot, as a copy."""
-        return by_slot.index_select(0, self.slot.clamp(max=self.scenario.slots - 1))[0]
+    def _now(self, by_decision: Tensor) -> Tensor:
+        """The row of the current decision, as a copy."""
+        last = self.scenario.decisions - 1
+        return by_decision.index_select(0, self.decision.clamp(max=last))[0]
 
     def tensors(self) -> list[Tensor]:
         """What a step changes."""
-        return [self.slot, self.remaining_bits, self.returns, self._seen]
+        counts = [self.slot, self.decision, self._choice, self._earned, self._before]
+        return [*counts, self.remaining_bits, self.returns, self._seen]

@@ -20,7 +20,7 @@ from fedfade.agents.checkpoint import (
     save_checkpoint,
 )
 from fedfade.agents.trainer import Diverged, Report, Trainer, diverged
-from fedfade.config import Config, render_config
+from fedfade.config import Config, changed, render_config
 from fedfade.device import matrix_products, pick_device
 from fedfade.errors import UserError
 from fedfade.interrupts import interrupts_held
@@ -49,26 +49,42 @@ def train(
     training was interrupted. SIGINT and SIGTERM wait for the end of the batch, which is saved; a
     second one does not wait.
     """
-    checkpoint_s = config.run.checkpoint_s if checkpoint_s is None else checkpoint_s
+    return train_together(*each_seed(config, folder, seeds), on_report, checkpoint_s)
+
+
+def each_seed(
+    config: Config, folder: Path, seeds: Sequence[int] | None = None
+) -> tuple[list[Config], list[Path]]:
+    """Configurations and folders of the seeds of one training; one alone has `folder` itself."""
     seeds = [config.run.seed] if seeds is None else seeds
+    _refuse_comparisons([folder])
     folders = [folder] if len(seeds) == 1 else [seed_folder(folder, seed) for seed in seeds]
-    for place in (folder, *folders):
-        if (place / "run.json").exists():  # its config.yaml would be overwritten
-            why = "holds a run of fedfade compare: choose another folder"
-            raise UserError(f"--out {str(place)!r} {why}.")
-    everyone = [_Run(with_seed(config, s), f) for s, f in zip(seeds, folders, strict=True)]
+    return [changed(config, {"run.seed": seed}) for seed in seeds], folders
+
+
+def train_together(
+    configs: Sequence[Config],
+    folders: Sequence[Path],
+    on_report: OnReport | None = None,
+    checkpoint_s: float | None = None,
+) -> Trainer:
+    """Several trainings in one program (see `programs`), each into a folder that looks as if it had
+    been trained alone."""
+    _refuse_comparisons(folders)
+    everyone = [_Run(config, folder) for config, folder in zip(configs, folders, strict=True)]
+    settings = configs[0].run
+    checkpoint_s = settings.checkpoint_s if checkpoint_s is None else checkpoint_s
     with ExitStack() as stack:
-        stack.enter_context(matrix_products(config.run.precision))
+        stack.enter_context(matrix_products(settings.precision))
         for run in everyone:
             stack.enter_context(folder_lock(run.folder))
         while True:
             group, until = _next_group(everyone)
-            numbers = [run.config.run.seed for run in group]
-            trainer = Trainer(config, pick_device(config.run.device), numbers)
+            trainer = Trainer([run.config for run in group], pick_device(settings.device))
             for run in group:
                 write_text(run.folder / "config.yaml", render_config(run.config))
             _resume(trainer, group)
-            # A seed once trained for longer than is asked now stays ahead of the others.
+            # A run once trained for longer than is asked now stays ahead of the others.
             last = trainer.batches if until is None else min(until, trainer.batches)
             if trainer.batch < last:
                 _play_to(trainer, group, last, on_report, checkpoint_s)
@@ -76,19 +92,21 @@ def train(
                 return trainer
 
 
+def _refuse_comparisons(folders: Sequence[Path]) -> None:
+    for place in folders:
+        if (place / "run.json").exists():  # its config.yaml would be overwritten
+            why = "holds a run of fedfade compare: choose another folder"
+            raise UserError(f"--out {str(place)!r} {why}.")
+
+
 def seed_folder(folder: Path, seed: int) -> Path:
     """Where a training of several seeds keeps one of them."""
     return folder / f"seed-{seed}"
 
 
-def with_seed(config: Config, seed: int) -> Config:
-    """The config of one of several seeds."""
-    return config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
-
-
 @dataclass
 class _Run:
-    """One seed and its folder."""
+    """One training and its folder."""
 
     config: Config
     folder: Path
@@ -132,7 +150,7 @@ class ScalarWriter:
 def _next_group(everyone: list[_Run]) -> tuple[list[_Run], int | None]:
     """Who is trained next and up to which batch (None: to the end, and everybody).
 
-    A program killed between two saves leaves some seeds a checkpoint behind; they draw level
+    A program killed between two saves leaves some runs a checkpoint behind; they draw level
     before all go on together (the same numbers but for the rounding of sums).
     """
     folders = [run.folder for run in everyone]
@@ -196,9 +214,8 @@ def save(trainer: Trainer, folder: Path, curve: list[Report], run: int = 0) -> N
         raise diverged("parameters", curve[-1].episodes if curve else 0)
     training = trainer.snapshot(run) | {CURVE: torch.tensor(curve, dtype=torch.float64)}
     parts = {"agents": trainer.learner.agents_of(run), "training": training}
-    config = with_seed(trainer.config, trainer.seeds[run])
     episodes = trainer.batch * trainer.rollout.episodes
-    save_checkpoint(folder, config, trainer.batch, episodes, parts)
+    save_checkpoint(folder, trainer.configs[run], trainer.batch, episodes, parts)
 
 
 def _resume(trainer: Trainer, group: list[_Run]) -> None:

@@ -33,6 +33,7 @@ class QmixPolicy:
         self.agents, self.scope = agents, scope_of(config)
         seen, hidden = config.allocation.observe, config.allocation.hide
         self.observed = Observed(tuple(seen), tuple(hidden), config.allocation.csi_delay_slots)
+        self.hold_slots, self.hop_subbands = config.qmix.hold_slots, config.qmix.hop_subbands
         looks = any(uplink.load_part(name).gradient_aware for name in seen)
         self.gradient_aware = looks and "gradient" not in hidden
 
@@ -94,16 +95,21 @@ class ClientNetwork(nn.Module):
         return values if self.skip is None else values + observation @ self.skip
 
 
-def load_agents(checkpoint: Checkpoint) -> AgentNetworks:
-    """The agent networks of a checkpoint."""
-    qmix, scenario = checkpoint.config.qmix, uplink.scenario_from_config(checkpoint.config, 1.0)
+def make_agents(config: Config) -> AgentNetworks:
+    """Agent networks of the sizes a configuration asks for."""
+    qmix, scenario = config.qmix, uplink.scenario_from_config(config, 1.0)
     sizes = (scenario.clients, uplink.observation_width(scenario), qmix.hidden, scenario.actions)
     options = (qmix.share_parameters, qmix.dueling, uplink.plan_preference(scenario, qmix.trust))
-    agents = AgentNetworks(*sizes, [torch.Generator()], *options)
+    return AgentNetworks(*sizes, [torch.Generator()], *options).requires_grad_(False)
+
+
+def load_agents(checkpoint: Checkpoint) -> AgentNetworks:
+    """The agent networks of a checkpoint."""
+    agents = make_agents(checkpoint.config)
     found = checkpoint.tensors("agents")
     check_shapes(checkpoint.folder, found, agents.state_dict())
     agents.load_state_dict(found)
-    return agents.requires_grad_(False)
+    return agents
 
 
 def load_policy_checkpoint(

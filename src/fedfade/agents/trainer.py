@@ -2,7 +2,7 @@
 
     for each federated round                          Trainer.play_batch
         broadcast, local training, channel            Rounds.round
-        for each slot                                 (20 episodes side by side)
+        for each decision                             (20 episodes side by side)
             observe, act, send, store                 Rollout.step
             every 30 transitions: learn               Learner.update
             every 210 updates: copy the targets       Learner.copy_target
@@ -11,8 +11,8 @@
 Whatever is random is a function of (seed, purpose, batch, slot or update), and whatever is
 remembered is in `Trainer.snapshot`, so a run continued from a checkpoint ends in the same bits.
 
-Several seeds are trained side by side as runs that share nothing but the clock: what a run does
-is what it would do alone.
+Several trainings run side by side, sharing nothing but the clock: what a run does is what it would
+do alone. They may have different seeds, and differ in whatever `OWN` names.
 """
 
 import math
@@ -25,14 +25,46 @@ import torch
 from torch import Tensor
 
 from fedfade import uplink
+from fedfade.agents.candidates import Audition
 from fedfade.agents.learner import Learner
 from fedfade.agents.networks import padded
 from fedfade.agents.rollout import Rollout
 from fedfade.agents.transitions import ReplayMemory
-from fedfade.config import Config
+from fedfade.config import Config, changed, differences
 from fedfade.device import one_thread
 from fedfade.errors import UserError
 from fedfade.graphs import WARM_UP, Work, record
+
+OWN = (
+    *("run.seed", "run.restart", "run.repeat_fading", "run.seeds", "learning.alpha"),
+    *("learning.local_unit", "learning.local_work", "learning.batch_size", "allocation.hide"),
+    *("radio.noise_density_dbm_hz", "radio.noise_figure_db", "radio.antenna_gain_dbi"),
+    *("radio.client_antenna_gain_dbi", "radio.clusters", "radio.speed_mps"),
+    *("qmix.agent_rate", "qmix.mixer_rate", "qmix.gamma", "qmix.advance", "qmix.target_every"),
+    *("qmix.gradients", "qmix.clip_gradient", "qmix.standardise_rewards"),
+)
+"""What trainings in one program may each have to themselves, besides `cell` and
+`allocation.reward`; all else decides shapes, or is left alike to keep the program simple."""
+
+
+def programs(configs: Sequence[Config]) -> list[list[int]]:
+    """Which configurations can be trained side by side: their places, program by program.
+
+    >>> from fedfade.config import load_config
+    >>> changes = ["run.seed=1"], ["cell.side_m=100"], ["qmix.replay_size=5000"]
+    >>> programs([load_config("paper", change) for change in changes])
+    [[0, 1], [2]]
+    """
+    found: list[list[int]] = []
+    for place, config in enumerate(configs):
+        for program in found:
+            apart = differences(configs[program[0]], config, OWN)
+            if all(field.startswith(("cell.", "allocation.reward.")) for field in apart):
+                program.append(place)
+                break
+        else:
+            found.append([place])
+    return found
 
 
 class Report(NamedTuple):
@@ -58,7 +90,8 @@ def diverged(what: str, episodes: int, which: str = "") -> Diverged:
 
 
 class Trainer:
-    """QMIX agents learning on federated rounds; one run for each of `seeds`, or for `run.seed`.
+    """QMIX agents learning on federated rounds: a run for each of several configurations, or for
+    each of `seeds`, or one for `run.seed`.
 
     >>> from fedfade.config import load_config
     >>> config = load_config("ring", ["qmix.gradients=synthetic", "radio.slots=5",
@@ -68,42 +101,58 @@ class Trainer:
     """
 
     def __init__(
-        self, config: Config, device: torch.device | str = "cpu", seeds: Sequence[int] | None = None
+        self,
+        config: Config | Sequence[Config],
+        device: torch.device | str = "cpu",
+        seeds: Sequence[int] | None = None,
     ) -> None:
-        self.config = config
-        self.seeds = [config.run.seed] if seeds is None else list(seeds)
-        qmix, episodes = config.qmix, config.qmix.parallel_episodes
-        gradients = uplink.gradient_source(config, device)
-        self.rounds = uplink.Rounds(config, gradients, episodes, self.seeds, device)
-        self.scenario = scenario = self.rounds.scenario
+        configs = [config] if isinstance(config, Config) else list(config)
+        if seeds is not None:
+            configs = [changed(configs[0], {"run.seed": seed}) for seed in seeds]
+        assert len(programs(configs)) == 1, "these cannot be trained side by side"
+        self.configs, self.config = configs, configs[0]
+        self.seeds = [config.run.seed for config in configs]
+        self.rounds = rounds = uplink.ManyRounds(configs, device)
+        self.scenario = scenario = rounds.scenario
+        qmix, episodes = self.config.qmix, rounds.episodes
         width, state = uplink.observation_width(scenario), uplink.state_width(scenario)
         sizes = (scenario.clients, width, state, scenario.actions)
         preference = uplink.plan_preference(scenario, qmix.trust)
-        self.learner = Learner(qmix, *sizes, self.seeds, device, preference)
-        kept = (qmix.replay_size, episodes, scenario.clients, padded(width), state, scenario.slots)
-        self.replay = ReplayMemory(*kept, self.seeds, device)
-        self.rollout = Rollout(scenario, episodes, self.seeds, qmix)
+        options = [config.qmix for config in configs]
+        self.learner = Learner(options, *sizes, self.seeds, device, preference)
+        kept = (qmix.replay_size, episodes, scenario.clients, padded(width), state)
+        self.replay = ReplayMemory(
+            *kept, scenario.decisions, self.seeds, device, qmix.mask_finished
+        )
+        self.rollout = Rollout(rounds, configs)
+        self._gamma = torch.tensor([[own.gamma] for own in options], device=device)  # [run, 1]
         self._next: uplink.Round | None = None  # of the batch to come, made before the host waits
         self.batch = 0  # batches of episodes played
-        self.learned = 0  # updates so far
-        self.updates = torch.zeros((), dtype=torch.int64, device=device)  # the same, over there
-        self._loss = torch.zeros(len(self.seeds), device=device)  # summed over a batch's updates
+        self.learned = 0  # updates so far; `learner.updates` is the same, over there
+        self._loss = torch.zeros(len(configs), device=device)  # summed over a batch's updates
         self._q = torch.zeros_like(self._loss)
+        self._auditions: list[Audition] = []  # one a run, made when the first is due
 
     def play_batch(self) -> list[Report]:
         """Play one batch of parallel episodes, learning on the way; a report for each run."""
         round_ = self.rounds.round(self.batch) if self._next is None else self._next
         epsilon = self.epsilon()
         self.rollout.begin(round_, epsilon, self.batch, self.replay, self.payload())
-        self.replay.draw_ahead(self.updates, self._most_updates, self.config.qmix.batch_size)
+        if self.config.qmix.final_rate < 1.0:
+            self.learner.fall(
+                self._ramp(1.0, self.config.qmix.final_rate, self.config.qmix.episodes)
+            )
+        self.replay.draw_ahead(
+            self.learner.updates, self._most_updates, self.config.qmix.batch_size
+        )
         self._loss.zero_()
         self._q.zero_()
         qmix, episodes, learned = self.config.qmix, self.rollout.episodes, 0
         # Before the first update: a batch of transitions, and n steps to look ahead.
         ready_at = qmix.batch_size + (qmix.n_step - 1) * episodes
-        stored = self.batch * self.scenario.slots * episodes
+        stored = self.batch * self.scenario.decisions * episodes
         step, update = self.recorded
-        for _ in range(self.scenario.slots):
+        for _ in range(self.scenario.decisions):
             with self._threads():
                 step()
             before, stored = stored, stored + episodes
@@ -111,11 +160,14 @@ class Trainer:
             for _ in range(due if stored >= ready_at else 0):
                 update()
                 learned += 1
-            if stored // qmix.target_every > before // qmix.target_every:
-                self.learner.copy_target()
+            intervals = [own.qmix.target_every for own in self.configs]
+            copied = tuple(stored // every > before // every for every in intervals)
+            if any(copied):
+                self.learner.copy_target(copied)
         self.rounds.deliver(self.batch, self.rollout.delivered)
         self.batch += 1
         self.learned += learned
+        self._choose()
         figures = self._figures()
         # Asked for before the host waits, so that the device does not wait for the host.
         self._next = self.rounds.round(self.batch) if self.batch < self.batches else None
@@ -134,6 +186,21 @@ class Trainer:
         """Linear in the episodes played, then constant."""
         return start + (end - start) * min(1.0, self.batch * self.rollout.episodes / episodes)
 
+    def _choose(self) -> None:
+        """Try the agents of now where a candidate is due, and keep the best so far."""
+        candidates, half = self.config.qmix.candidates, self.batches // 2
+        points = {
+            half + -(-(self.batches - half) * n // candidates) for n in range(1, candidates + 1)
+        }
+        if candidates == 1 or self.batch not in points:
+            return
+        if not self._auditions:
+            payload, device = self.scenario.payload_bits, self.scenario.device
+            self._auditions = [Audition(config, payload, device) for config in self.configs]
+        own = enumerate(self._auditions)
+        scores = [audition.uploads(self.learner.candidate(run)) for run, audition in own]
+        self.learner.keep_best(torch.tensor(scores, device=self.scenario.device))
+
     @property
     def batches(self) -> int:
         """Batches of episodes in the whole training."""
@@ -142,17 +209,18 @@ class Trainer:
     @property
     def _most_updates(self) -> int:
         """Updates in a batch of episodes, at most; as many as recording one takes, at least."""
-        stored = self.scenario.slots * self.rollout.episodes
+        stored = self.scenario.decisions * self.rollout.episodes
         return max(WARM_UP, -(-stored // self.config.qmix.update_every))
 
     @cached_property
     def recorded(self) -> tuple[Work, Work]:
-        """Slot step and update as they run on this device; needs a round begun.
+        """Decision and update as they run on this device; needs a round begun.
 
-        A slot step is some sixty small operations and an update some hundred and fifty. On a GPU
+        A slot is some sixty small operations and an update some hundred and fifty. On a GPU
         their launches cost more than their work, so both are recorded once and replayed.
         """
-        remembered = [*self.learner.tensors().values(), *self.replay.tensors(), self.updates]
+        learner = [*self.learner.tensors().values(), self.learner.updates]
+        remembered = [*learner, *self.replay.tensors()]
         changed = [*remembered, *self.rollout.tensors(), self._loss, self._q]
         device = self.scenario.device
         step = partial(self.rollout.step, self.learner.agents, self.replay)
@@ -163,7 +231,7 @@ class Trainer:
         return one_thread() if self.scenario.device.type == "cpu" else nullcontext()
 
     def step(self) -> None:
-        """One slot of all parallel episodes."""
+        """One decision of all parallel episodes."""
         with self._threads():
             self.recorded[0]()
 
@@ -172,9 +240,8 @@ class Trainer:
         self.recorded[1]()
 
     def _update(self) -> None:
-        qmix = self.config.qmix
-        loss, q = self.learner.update(self.replay.sample(self.updates, qmix.gamma, qmix.n_step))
-        self.updates += 1
+        sample = self.replay.sample(self.learner.updates, self._gamma, self.config.qmix.n_step)
+        loss, q = self.learner.update(sample)
         self._loss += loss
         self._q += q
 
@@ -183,7 +250,7 @@ class Trainer:
         uploads = self.rollout.delivered.sum(-1).float().mean(-1)
         _, number, part = self.rounds.place(self.batch)
         tested = part == 0 and number % self.config.qmix.evaluate_every == 0
-        accuracy = self.rounds.gradients.accuracy() if tested else None
+        accuracy = self.rounds.accuracy() if tested else None
         if accuracy is None:
             accuracy = torch.full_like(self._loss, math.nan)
         parts = [self.rollout.returns.mean(-1), uploads, self._loss, self._q, accuracy]
@@ -193,10 +260,10 @@ class Trainer:
         """The figures of a batch; the only place where the host waits for the device."""
         episodes, updates = self.batch * self.rollout.episodes, learned or math.nan
         reports = []
-        rows = zip(self.seeds, figures.tolist(), strict=True)
-        for seed, (reward, uploads, loss, q, accuracy) in rows:
+        rows = enumerate(figures.tolist())
+        for run, (reward, uploads, loss, q, accuracy) in rows:
             if not (math.isfinite(reward) and (math.isfinite(loss) or not learned)):
-                which = f" of seed {seed}" if len(self.seeds) > 1 else ""
+                which = f" of seed {self.seeds[run]}" if len(self.seeds) > 1 else ""
                 raise diverged("the loss" if math.isfinite(reward) else "rewards", episodes, which)
             means = (reward, uploads, loss / updates, q / updates)
             reports.append(Report(episodes, *means, epsilon, accuracy))
@@ -204,11 +271,12 @@ class Trainer:
 
     def snapshot(self, run: int = 0) -> dict[str, Tensor]:
         """Everything a continuation of a run needs, as if it had been trained alone."""
-        task = self.rounds.gradients.tensors().items()
-        found = {f"gradients/{name}": t[run : run + 1] for name, t in task}
+        found = {f"gradients/{name}": t for name, t in self.rounds.take(run).items()}
         found |= {f"learner/{name}": t for name, t in self.learner.take(run).items()}
         found |= {f"replay/{name}": t for name, t in self.replay.take(run).items()}
-        return found | {"updates": self.updates}
+        if self.config.qmix.candidates > 1:
+            found["score"] = self.learner.score[run]
+        return found | {"updates": self.learner.updates}
 
     def restore(self, batch: int, snapshots: Sequence[dict[str, Tensor]]) -> None:
         """Continue after `batch` batches with what `snapshot` gave for each run."""
@@ -219,8 +287,8 @@ class Trainer:
         for run, found in enumerate(snapshots):
             self.learner.put(run, below("learner/", found))
             self.replay.put(run, below("replay/", found))
-            self.updates.copy_(found["updates"])
-        tasks = [below("gradients/", found) for found in snapshots]
-        together = {name: torch.cat([task[name] for task in tasks]) for name in tasks[0]}
-        self.rounds.gradients.restore(together)
-        self.batch, self.learned, self._next = batch, int(self.updates), None
+            self.learner.updates.copy_(found["updates"])
+            if "score" in found:
+                self.learner.score[run] = found["score"]
+        self.rounds.restore([below("gradients/", found) for found in snapshots])
+        self.batch, self.learned, self._next = batch, int(self.learner.updates), None

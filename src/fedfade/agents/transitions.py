@@ -1,8 +1,9 @@
 """The replay memory: the last transitions, each observation stored once.
 
-One slot of all parallel episodes is a row. What follows a row is the next row, so no transition
-carries its successor; the row after the newest is where the next observation is already written.
-Position and fill are tensors, so that storing and sampling never wait for the device.
+One decision of all parallel episodes is a row; without a hold that is a slot. What follows a row is
+the next row, so no transition carries its successor; the row after the newest is where the next
+observation is already written. Position and fill are tensors, so that storing and sampling never
+wait for the device.
 """
 
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ class Batch(NamedTuple):
     next_observation: Tensor  # [run x agent, batch, width]
     next_state: Tensor  # [run, batch, width]
     discount: Tensor  # [run, batch] gamma^n, or 0 where the episode ended
+    finished: Tensor | None = None  # [run x agent, batch] bool, where they are masked
+    next_finished: Tensor | None = None
 
 
 class ReplayMemory:
@@ -43,6 +46,7 @@ class ReplayMemory:
         slots: int,
         seeds: Sequence[int],
         device: torch.device | str = "cpu",
+        keep_finished: bool = False,
     ) -> None:
         self.episodes, self.slots = episodes, slots
         # One row more than asked for: the newest observation, whose action is still to come.
@@ -53,6 +57,8 @@ class ReplayMemory:
         self.state = torch.zeros(runs, flat, state_width, device=device)
         self.choice = torch.zeros(runs * agents, flat, dtype=torch.int64, device=device)
         self.reward = torch.zeros(runs, flat, device=device)
+        finished = torch.zeros(runs * agents, flat, dtype=torch.bool, device=device)
+        self.finished = finished if keep_finished else None
         self.slot = torch.zeros(self.rows, dtype=torch.int64, device=device)
         self.stored = torch.zeros((), dtype=torch.int64, device=device)  # rows ever completed
         self._keys = streams(seeds, "replay", device=device)  # [run]
@@ -70,7 +76,9 @@ class ReplayMemory:
 
     def take(self, run: int) -> dict[str, Tensor]:
         """What one run remembers, as if it were alone."""
-        return {
+        finished = self.finished
+        some = {} if finished is None else {"finished": finished.chunk(self.runs)[run]}
+        return some | {
             "observation": self.observation.chunk(self.runs)[run],
             "state": self.state[run],
             "choice": self.choice.chunk(self.runs)[run],
@@ -88,9 +96,14 @@ class ReplayMemory:
         """Flat indices of the row being written: [episode]."""
         return self.stored % self.rows * self.episodes + self._episode
 
-    def see(self, slot: Tensor, observation: Tensor, state: Tensor) -> None:
-        """Write what is observed now: [run x agent, episode, width], [run, episode, width]."""
+    def see(
+        self, slot: Tensor, observation: Tensor, state: Tensor, finished: Tensor | None = None
+    ) -> None:
+        """Write what is observed now: [run x agent, episode, width], [run, episode, width]; and
+        who has finished: [run x agent, episode]."""
         place = self._place()
+        if self.finished is not None and finished is not None:
+            self.finished.index_copy_(1, place, finished)
         self.observation.index_copy_(1, place, observation)
         self.state.index_copy_(1, place, state)
         self.slot.index_copy_(0, (self.stored % self.rows)[None], slot.view(1))
@@ -117,8 +130,11 @@ class ReplayMemory:
         self._drawn.copy_(integers(fold(self._keys, numbers[:, None]), 1 << 31, (size,)))
 
     @fused
-    def sample(self, update: Tensor, gamma: float, n_step: int = 1) -> Batch:
-        """Uniformly drawn transitions for update number `update`, one that was drawn ahead."""
+    def sample(self, update: Tensor, gamma: Tensor | float, n_step: int = 1) -> Batch:
+        """Uniformly drawn transitions for update number `update`, one that was drawn ahead.
+
+        `gamma` [run, 1] is every run's discount.
+        """
         oldest = (self.stored - (self.rows - 1)).clamp(min=0)
         # The newest n-1 rows wait for the rewards that belong to them.
         ready = (self.stored - oldest - (n_step - 1)).clamp(min=1)
@@ -134,6 +150,8 @@ class ReplayMemory:
             later = gamma**step * _rows(self.reward, self._run_first + place)
             reward = reward + torch.where(slot + step < self.slots, later, 0.0)
         own, next_own = self._agent_first + here[:, None], self._agent_first + there[:, None]
+        finished = self.finished
+        masks = [None if finished is None else _rows(finished, rows) for rows in (own, next_own)]
         return Batch(
             observation=_rows(self.observation, own),
             state=_rows(self.state, self._run_first + here),
@@ -142,6 +160,8 @@ class ReplayMemory:
             next_observation=_rows(self.observation, next_own),
             next_state=_rows(self.state, self._run_first + there),
             discount=torch.where(slot + n_step < self.slots, gamma**n_step, 0.0),
+            finished=masks[0],
+            next_finished=masks[1],
         )
 
 

@@ -2,7 +2,14 @@
 
 from fedfade.allocation.genie import genie_bound
 from fedfade.allocation.max_sum_rate import max_sum_rate, sum_rate_nats
-from fedfade.allocation.play import History, Outcome, RecordedRounds, make_view, play_round
+from fedfade.allocation.play import (
+    History,
+    Outcome,
+    RecordedRounds,
+    as_observed,
+    make_view,
+    play_round,
+)
 from fedfade.allocation.policy import (
     BUILT_IN,
     GENIE,

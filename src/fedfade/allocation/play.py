@@ -9,6 +9,7 @@ from torch import Tensor
 from fedfade import uplink
 from fedfade.allocation.policy import ActionChecks, Observed, Policy, View, gradient_aware
 from fedfade.device import spare_bytes
+from fedfade.errors import not_allowed
 from fedfade.graphs import record as record_work
 from fedfade.seams import ask
 from fedfade.uplink import Progress, Round, Scenario
@@ -38,9 +39,15 @@ class Outcome(NamedTuple):
 
 
 def as_observed(policy: Policy, scenario: Scenario) -> Scenario:
-    """The scenario as a policy observes it, if it says how (`observed`)."""
+    """The scenario as a policy observes it and acts in it, if it says how (`observed`,
+    `hold_slots`, `hop_subbands`); what the scenario's agents do is not its business."""
+    hold = getattr(policy, "hold_slots", 1)
+    if not isinstance(hold, int) or hold < 1:
+        raise not_allowed(f"hold_slots of policy {policy.name!r}", hold, "a whole number above 0")
     observed: Observed | None = getattr(policy, "observed", None)
-    return replace(scenario, **observed._asdict()) if observed else scenario
+    seen = observed._asdict() if observed else {}
+    hops = bool(getattr(policy, "hop_subbands", False))
+    return replace(scenario, hold_slots=hold, hop_subbands=hops, **seen)
 
 
 def slots_at_once(policy: Policy, scenario: Scenario, episodes: int) -> int:
@@ -54,7 +61,7 @@ def slots_at_once(policy: Policy, scenario: Scenario, episodes: int) -> int:
 
 
 class Observations:
-    """What agents observe along a round: all that no action changes is made for many slots."""
+    """What agents observe where they decide: all that no action changes is made for many slots."""
 
     def __init__(self, scenario: Scenario, round_: Round, slots: int) -> None:
         self._scenario, self._round, self._size = scenario, round_, slots
@@ -65,12 +72,13 @@ class Observations:
         """Every agent's observation in a slot: [episode, client, width]."""
         if slot not in self._slots:
             self._blank = None  # before the next is made
-            self._slots = range(slot, min(slot + self._size, self._scenario.slots))
-            slots = torch.arange(self._slots.start, self._slots.stop, device=self._scenario.device)
+            every = range(slot, self._scenario.slots, self._scenario.hold_slots)
+            self._slots = some = every[: self._size]
+            slots = torch.arange(some.start, some.stop, some.step, device=self._scenario.device)
             static = uplink.static_observation(self._scenario, self._round, slots)
             self._blank = static.observation
         assert self._blank is not None
-        blank = self._blank[slot - self._slots.start].clone()
+        blank = self._blank[self._slots.index(slot)].clone()
         return uplink.fill_observation(self._scenario, blank, progress).transpose(0, 1)
 
 
@@ -128,7 +136,8 @@ def play_round(
     checks = ActionChecks(policy.name, scenario, episodes)
     trusted = trusted_slots is not None
     known = trusted_slots if trusted else slots_at_once(policy, scenario, episodes)
-    observations = Observations(as_observed(policy, scenario), round_, known) if known else None
+    played = as_observed(policy, scenario)
+    observations = Observations(played, round_, known) if known else None
     progress = start = start or uplink.start_round(scenario, episodes)
     who = f"policy {policy.name!r}"
     view = make_view(policy, scenario, round_, progress, 0, keys, observations)
@@ -138,9 +147,11 @@ def play_round(
     normalised = uplink.normalised_inner(round_.inner)
     frames = []
     for slot in range(scenario.slots):
-        view = make_view(policy, scenario, round_, progress, slot, keys, observations)
-        answer = ask(who, policy, "act", view, memory)
-        action = answer if trusted else checks.take(answer)
+        if slot % played.hold_slots == 0:
+            view = make_view(policy, scenario, round_, progress, slot, keys, observations)
+            answer = ask(who, policy, "act", view, memory)
+            held = answer if trusted else checks.take(answer)
+        action = uplink.hop(played, held, slot)
         gain = uplink.slot_gain(round_, slot)
         after, result = uplink.play_slot(scenario, progress, gain, action)
         reward += uplink.slot_reward(scenario, normalised, progress, after, result)

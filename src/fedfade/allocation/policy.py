@@ -85,7 +85,9 @@ class Policy(Protocol):
     Optional attributes: `gradient_aware = False` promises not to look at gradients, so that
     many rounds can be played in one batch; `observes = True` asks for `view.observation`, which
     is the config's or, with an attribute `observed`, its own;
-    `csi_delay_slots = k` gives it the fading of k slots ago in `view.fading`.
+    `csi_delay_slots = k` gives it the fading of k slots ago in `view.fading`;
+    `hold_slots = k` has it asked in slots 0, k, 2 k, ... and its answer held in between;
+    `hop_subbands = True` takes the sub-bands it sees in `view.observation` and answers as logical.
     """
 
     name: str

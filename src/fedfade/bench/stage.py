@@ -126,11 +126,11 @@ class Stage:
 
 def updates(trainer: Trainer, count: int) -> Call:
     """The same updates again and again: random numbers are drawn ahead for a batch only."""
-    qmix, first = trainer.config.qmix, trainer.updates.clone()
+    qmix, first = trainer.config.qmix, trainer.learner.updates.clone()
     trainer.replay.draw_ahead(first, trainer._most_updates, qmix.batch_size)
 
     def learn() -> None:
-        trainer.updates.copy_(first)
+        trainer.learner.updates.copy_(first)
         for _ in range(count):
             trainer.update()
 

@@ -137,7 +137,11 @@ def _to_new_task(trainer: Trainer) -> None:
 
 def _parts(stage: Stage, trainer: Trainer) -> dict[str, float]:
     """Milliseconds of the parts of a batch of episodes."""
-    rounds, gradients, qmix = trainer.rounds, trainer.rounds.gradients, trainer.config.qmix
+    rounds, gradients, qmix = (
+        trainer.rounds,
+        trainer.rounds.groups[0].gradients,
+        trainer.config.qmix,
+    )
     most, batches = trainer._most_updates, stage.size(20, 2)
     _to_new_task(trainer)
     numbers, local_numbers = count(trainer.batch), count()
@@ -149,7 +153,7 @@ def _parts(stage: Stage, trainer: Trainer) -> dict[str, float]:
 
     def lay_out() -> None:
         trainer.rollout.begin(coming, 0.1, trainer.batch, trainer.replay)
-        trainer.replay.draw_ahead(trainer.updates, most, qmix.batch_size)
+        trainer.replay.draw_ahead(trainer.learner.updates, most, qmix.batch_size)
 
     layout = stage.milliseconds(lay_out)
     return {

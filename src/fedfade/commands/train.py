@@ -33,8 +33,7 @@ def train(
     """Train agents; interrupted anywhere, the same command continues to the same result."""
     import torch
 
-    from fedfade.agents import saved_curve, seed_folder, tensorboard_installed
-    from fedfade.agents import train as run
+    from fedfade.agents import each_seed, saved_curve, tensorboard_installed, train_together
 
     how = {"data_dir": data_dir, "gradients": gradients, "device": device, "precision": precision}
     config = options.asked_config(preset, overrides, episodes=episodes, seed=seed, **how)
@@ -56,10 +55,10 @@ def train(
             progress(reports[0].episodes, f"{uploads:.2f} uploads")
 
         numbers = range(config.run.seed, config.run.seed + seeds)
-        trainer = run(config, out, tell, seeds=numbers)
+        configs, folders = each_seed(config, out, numbers)
+        trainer = train_together(configs, folders, tell)
     if not begun:
         options.say(f"already finished: {out}")
-    folders = [out] if seeds == 1 else [seed_folder(out, number) for number in numbers]
     curves = [saved_curve(folder) for folder in folders]
     clients = config.learning.clients
     title = f"{MIXER_NAMES[config.qmix.mixer]} on {Path(preset).stem}"

@@ -238,6 +238,7 @@ class RewardConfig(_Branch):
     deviation: Weight = _is(
         0.002, "cost of the squared summed deviation (lambda_2), per round's mean square"
     )
+    finished: Weight = _is(0.0, "paid in every slot for each client that has finished")
 
 
 class AllocationConfig(_Branch):
@@ -284,8 +285,38 @@ class QmixConfig(_Branch):
     hidden: Listed[Width] = _is([250, 120, 120], "hidden layers of an agent network")
     mixing_width: Whole = _is(32, "hidden units of the mixing network", ge=1, le=10_000)
     hypernet_width: Whole = _is(64, "hidden units of the hypernetworks", ge=1, le=10_000)
-    agent_rate: Rate = _is(1e-5, "RMSProp rate of the agent networks")
-    mixer_rate: Rate = _is(5e-4, "RMSProp rate of the mixer")
+    optimiser: Literal["rmsprop", "adam"] = _is("rmsprop", "how gradients become steps")
+    agent_rate: Rate = _is(1e-5, "learning rate of the agent networks")
+    mixer_rate: Rate = _is(5e-4, "learning rate of the mixer")
+    final_rate: float = _is(
+        1.0, "share of both rates left at the last episode; they fall linearly", ge=0, le=1
+    )
+    rmsprop_decay: float = _is(0.99, "RMSProp: what a squared gradient keeps", ge=0, lt=1)
+    rmsprop_epsilon: float = _is(
+        1e-8, "added to the root of the mean squared gradient", gt=0, le=1e3
+    )
+    clip_gradient: Weight = _is(0.0, "longest gradient of agents and mixer together; 0: any")
+    loss: Literal["squared", "huber"] = _is(
+        "squared", "of the TD error; huber is linear beyond an error of 1"
+    )
+    standardise_rewards: bool = _is(
+        False, "an update sees rewards less their mean over its batch, by their deviation"
+    )
+    mask_finished: bool = _is(False, "the value of an agent that has finished counts 0 in Q_tot")
+    average_weights: float = _is(
+        0.0,
+        "the agents kept are an exponential mean over updates with this factor; 0: the last ones",
+        ge=0,
+        lt=1,
+    )
+    candidates: Whole = _is(
+        1,
+        "agents at so many points of the last half are tried on rounds of their own, and the best "
+        "are kept; 1: the last ones",
+        ge=1,
+        le=1000,
+    )
+    candidate_rounds: Count = _is(100, "rounds each of them is tried on")
     gamma: Share = _is(0.95, "discount factor")
     trust: Weight = _is(0.0, "value by which an agent's choice must beat its plan (`reservation`)")
     advance: Weight = _is(
@@ -293,20 +324,35 @@ class QmixConfig(_Branch):
         "potential-based reward while training: paid for the share of a payload sent, taken back "
         "when a client finishes or the round ends",
     )
+    hold_slots: Whole = _is(
+        1, "slots a decision is held; the last one of a round may be shorter", ge=1, le=100_000
+    )
+    hop_subbands: bool = _is(
+        False,
+        "sub-bands that agents see and choose are logical: logical b is physical (b + slot) mod C, "
+        "so that all hop in step and nobody is left with a bad one",
+    )
     dueling: bool = _is(False, "outputs for a slot's value and what actions add; all start at 0")
     n_step: Whole = _is(1, "slots of reward summed before bootstrapping", ge=1, le=100_000)
     replay_size: Count = _is(10_000, "transitions kept")
     batch_size: Count = _is(512, "transitions in an update")
-    update_every: Count = _is(30, "slots stored between two updates")
+    update_every: Count = _is(30, "transitions stored between two updates")
     target_every: Count = _is(
         6300,
-        "slots stored between target copies (paper: 210, read as updates; read as slots, values "
-        "diverge where clients walk)",
+        "transitions stored between target copies (paper: 210, read as updates; read as slots, "
+        "values diverge where clients walk)",
     )
     gradients: str = _is("learning", "learning (federated rounds), synthetic, or a recording: .npz")
     evaluate_every: Count = _is(20, "federated rounds between test accuracies while training")
     episodes: Whole = _is(30_000, "training episodes", ge=1, le=10**12)
     parallel_episodes: Whole = _is(20, "episodes played side by side", ge=1, le=1_000_000)
+    layouts: Whole = _is(
+        1,
+        "federated tasks side by side, each in a cell of its own, that parallel_episodes are "
+        "dealt to",
+        ge=1,
+        le=1_000_000,
+    )
     epsilon_start: Share = _is(1.0, "exploration at the first episode")
     epsilon_end: Share = _is(0.001, "exploration after epsilon_episodes")
     epsilon_episodes: Whole = _is(20_000, "episodes of linear decay", ge=1, le=10**12)
@@ -320,6 +366,9 @@ class QmixConfig(_Branch):
     payload_episodes: Whole = _is(10_000, "episodes until that share is 1", ge=1, le=10**12)
 
     def _faults(self) -> _Faults:
+        if self.parallel_episodes % self.layouts:
+            dealt = f"a divisor of qmix.parallel_episodes = {self.parallel_episodes}"
+            yield "qmix.layouts", self.layouts, dealt
         size = f"qmix.replay_size = {self.replay_size}"
         if self.batch_size > self.replay_size:
             yield "qmix.batch_size", self.batch_size, f"at most {size}"
@@ -342,6 +391,11 @@ class RunConfig(_Branch):
         20, "training episodes on one round; the last decides the update", ge=1, le=1_000_000
     )
     repeat_fading: bool = _is(False, "the episodes of a round see the same small-scale fading")
+    restart: Literal["new", "same"] = _is(
+        "new",
+        "training goes through run.rounds again and again: with a new layout, walk and partition, "
+        "or the same",
+    )
     evaluate_every: Count = _is(1, "rounds between evaluations of the model")
     checkpoint_s: Seconds = _is(20.0, "seconds between checkpoints")
     device: Literal["auto", "cpu", "cuda"] = _is("auto", "auto: CUDA when there is one")
@@ -363,6 +417,9 @@ class Config(_Branch):
     def _faults(self) -> _Faults:
         if self.qmix.trust and "reservation" not in self.allocation.observe:
             yield "qmix.trust", self.qmix.trust, "0 unless allocation.observe has 'reservation'"
+        if self.qmix.hold_slots > self.radio.slots:
+            allowed = f"at most radio.slots = {self.radio.slots}"
+            yield "qmix.hold_slots", self.qmix.hold_slots, allowed
         step_m, mobility = self.radio.speed_mps * self.cell.round_s, self.cell.mobility
         walk_m = step_m * self.run.rounds
         if mobility in ("reflect", "waypoint") and walk_m > 1e5 * self.cell.side_m:

@@ -103,7 +103,8 @@ def _verify_training(
 ) -> Verification:
     stored = [agents.load_checkpoint(place) for place in agents.trained_folders(folder)]
     for other in stored[1:]:
-        agents.check_same_training(other, agents.with_seed(stored[0].config, other.config.run.seed))
+        own = changed(stored[0].config, {"run.seed": other.config.run.seed})
+        agents.check_same_training(other, own)
     curves = [agents.saved_curve(checkpoint.folder) for checkpoint in stored]
     total = min(map(len, curves))
     answer = Verification("batches of episodes", min(steps, total), total)
@@ -114,14 +115,14 @@ def _verify_training(
         trainer = agents.Trainer(config, device, seeds)
         for number in range(answer.again):
             tell(number, "training")
-            for name, curve, now in zip(names, curves, trainer.play_batch(), strict=True):
-                place = f"{name}episode {now.episodes}"
-                answer.compare(place, agents.Report._fields, curve[number], now)
+            for name, curve, report in zip(names, curves, trainer.play_batch(), strict=True):
+                place = f"{name}episode {report.episodes}"
+                answer.compare(place, agents.Report._fields, curve[number], report)
         for run, checkpoint in enumerate(stored):
             if trainer.batch == checkpoint.batch:
-                own = trainer.learner.agents_of(run)
+                now = trainer.learner.agents_of(run)
                 then = checkpoint.tensors("agents").items()
-                same = all(torch.equal(own[name].cpu(), tensor) for name, tensor in then)
+                same = all(torch.equal(now[name].cpu(), tensor) for name, tensor in then)
                 answer.compare(f"{names[run]}the end", ["agents equal"], [True], [same])
     if answer.differences and len(stored) == 1 and len(agents.trained_folders(folder.parent)) > 1:
         answer.notes.append(

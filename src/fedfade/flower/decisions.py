@@ -23,7 +23,7 @@ from fedfade import agents, allocation
 from fedfade.allocation import Action, Outcome, Policy, Scope, View
 from fedfade.config import Config
 from fedfade.errors import UserError, not_allowed
-from fedfade.uplink import Progress, Round, Scenario, decode_action
+from fedfade.uplink import Progress, Round, Scenario, decode_action, hop
 
 
 def choose_policy(name: str, config: Config) -> Policy | None:
@@ -55,6 +55,7 @@ class OneAgent:
     def __init__(self, policy: agents.QmixPolicy, client: int) -> None:
         self.name, self.scope, self.observed = policy.name, policy.scope, policy.observed
         self.gradient_aware = policy.gradient_aware
+        self.hold_slots, self.hop_subbands = policy.hold_slots, policy.hop_subbands
         self._client, self._network = client, agents.ClientNetwork(policy.agents, client)
 
     def begin(self, view: View) -> None: ...
@@ -113,16 +114,19 @@ def decide(policy: Policy, scenario: Scenario, seen: Seen) -> Decisions:
     band = torch.zeros(scenario.slots, dtype=torch.int64)
     level = torch.full_like(band, scenario.silent_level)
     memory, checks = None, allocation.ActionChecks(policy.name, scenario, episodes=1)
+    played = allocation.as_observed(policy, scenario)
     for slot in range(scenario.slots):
         if seen.remaining_bits[slot] <= 0:
             break  # done: silent to the end
-        left = torch.where(seen.finished[slot], 0.0, seen.start_bits)
-        left[own] = seen.remaining_bits[slot]
-        progress, key = Progress(left[None]), seen.key[None]
-        view = allocation.make_view(policy, scenario, round_, progress, slot, key)
-        if slot == 0:
-            memory = policy.begin(view)
-        action = checks.take(policy.act(view, memory))
+        if slot % played.hold_slots == 0:
+            left = torch.where(seen.finished[slot], 0.0, seen.start_bits)
+            left[own] = seen.remaining_bits[slot]
+            progress, key = Progress(left[None]), seen.key[None]
+            view = allocation.make_view(policy, scenario, round_, progress, slot, key)
+            if slot == 0:
+                memory = policy.begin(view)
+            held = checks.take(policy.act(view, memory))
+        action = hop(played, held, slot)
         band[slot], level[slot] = action.band[0, own], action.level[0, own]
     return Decisions(band, level)
 

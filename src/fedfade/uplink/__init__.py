@@ -15,13 +15,15 @@ from fedfade.uplink.observation import (
 from fedfade.uplink.parallel import env, parallel_env
 from fedfade.uplink.parts import Part, load_part
 from fedfade.uplink.reward import normalised_inner, round_reward, slot_reward
-from fedfade.uplink.rounds import Rounds
+from fedfade.uplink.rounds import ManyRounds, Rounds
 from fedfade.uplink.slot import (
     Action,
     Progress,
+    RewardWeights,
     Round,
     Scenario,
     decode_action,
+    hop,
     play_slot,
     scenario_from_config,
     slot_gain,

@@ -33,7 +33,7 @@ class UplinkTask(PettingZooClass):  # type: ignore[misc]
         return True
 
     def max_steps(self, env: EnvBase) -> int:
-        return int(env.scenario.slots)
+        return int(env.scenario.decisions)
 
     def has_render(self, env: EnvBase) -> bool:
         return False

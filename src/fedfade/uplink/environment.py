@@ -1,4 +1,4 @@
-"""The uplink as a PettingZoo environment: one agent a client, one step a slot.
+"""The uplink as a PettingZoo environment: one agent a client, one step a decision.
 
 A thin face on the batched core with a batch of one. Episodes follow each other as in training:
 `run.episodes_per_round` of them on the same federated round, the last of which decides who is
@@ -25,7 +25,7 @@ from fedfade.uplink.reward import normalised_inner, slot_reward
 from fedfade.uplink.rounds import Rounds
 from fedfade.uplink.slot import decode_action, play_slot, slot_gain, start_round
 
-ID = "fedfade/uplink-v0"
+ID = "fedfade/uplink-v1"
 """The number goes up when results on the same seed could change."""
 
 _MAX_SEED = 2**31
@@ -81,7 +81,8 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
             self._rounds.deliver(self._episode, self._progress.finished[:, None])
         self._episode += 1
         self._round = self._rounds.round(self._episode)
-        self._static = observed.static_observation(self.scenario, self._round)
+        decided = torch.arange(0, self.scenario.slots, self.scenario.hold_slots)
+        self._static = observed.static_observation(self.scenario, self._round, decided)
         self._normalised = normalised_inner(self._round.inner)
         self._progress = start_round(self.scenario, 1)
         self._slot = 0
@@ -91,29 +92,35 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
         return self._observe(), self._infos()
 
     def step(self, actions: Mapping[str, int]) -> tuple[Dicts, Dicts, Dicts, Dicts, Dicts]:
-        """One slot. The deadline ends the episode: nothing can be delivered after it."""
+        """One decision, held for `qmix.hold_slots` slots or to the deadline, which ends the
+        episode: nothing can be delivered after it. Rewards of the slots are summed."""
         self._check_begun("step")
         if not self.agents:
             return {}, {}, {}, {}, {}
-        scenario, before = self.scenario, self._progress
-        action = decode_action(scenario, self._choices(actions))
-        gain = slot_gain(self._round, self._slot)
-        self._progress, result = play_slot(scenario, before, gain, action)
-        reward = float(slot_reward(scenario, self._normalised, before, self._progress, result)[0])
-        band, everybody = action.band[0].numpy(), np.arange(scenario.clients)
-        self._rate_bps[self._slot, band, everybody] = result.rate_bps[0].numpy()
-        self._slot += 1
-        ended = self._slot == scenario.slots
+        scenario, choices = self.scenario, self._choices(actions)
+        until = min(self._slot + scenario.hold_slots, scenario.slots)
+        reward = sum(self._play(choices, slot) for slot in range(self._slot, until))
+        self._slot = until
+        ended = until == scenario.slots
         if ended:
             self._rounds.deliver(self._episode, self._progress.finished[:, None])
         agents, self.agents = self.agents, [] if ended else self.agents
         rewards, ends, cuts = (dict.fromkeys(agents, value) for value in (reward, ended, False))
         return self._observe(), rewards, ends, cuts, self._infos()
 
+    def _play(self, choices: torch.Tensor, slot: int) -> float:
+        """One slot; its reward."""
+        scenario, before = self.scenario, self._progress
+        action, gain = decode_action(scenario, choices, slot), slot_gain(self._round, slot)
+        self._progress, result = play_slot(scenario, before, gain, action)
+        band, everybody = action.band[0].numpy(), np.arange(scenario.clients)
+        self._rate_bps[slot, band, everybody] = result.rate_bps[0].numpy()
+        return float(slot_reward(scenario, self._normalised, before, self._progress, result)[0])
+
     def state(self) -> NDArray[np.float32]:
         """What a central critic or mixer may see."""
         self._check_begun("state")
-        blank = self._static.state[self._shown_slot].clone()
+        blank = self._static.state[self._decision].clone()
         return np.asarray(observed.fill_state(self.scenario, blank, self._progress)[0].numpy())
 
     def render(self) -> NDArray[np.uint8] | None:
@@ -135,12 +142,12 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
             raise UserError(f"{asked}() has no episode yet: call reset first.")
 
     @property
-    def _shown_slot(self) -> int:
-        """After the deadline the last slot's gains stay in view."""
-        return min(self._slot, self.scenario.slots - 1)
+    def _decision(self) -> int:
+        """The decision to be taken; after the deadline the last one's gains stay in view."""
+        return min(self._slot, self.scenario.slots - 1) // self.scenario.hold_slots
 
     def _observe(self) -> Dicts:
-        blank = self._static.observation[self._shown_slot].clone()
+        blank = self._static.observation[self._decision].clone()
         filled = observed.fill_observation(self.scenario, blank, self._progress)[:, 0].numpy()
         return dict(zip(self.possible_agents, filled, strict=True))
 
@@ -152,7 +159,7 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
     def _choices(self, actions: Mapping[str, int]) -> torch.Tensor:
         """One number an agent, checked: [1, client]."""
         if missing := [agent for agent in self.agents if agent not in actions]:
-            raise UserError(f"no action for {missing[0]}: every client must act in every slot.")
+            raise UserError(f"no action for {missing[0]}: every client must act in every step.")
         if unknown := [agent for agent in actions if agent not in self.action_spaces]:
             known = f"one of client_0 to {self.possible_agents[-1]}"
             raise not_allowed("agent of an action", unknown[0], known)

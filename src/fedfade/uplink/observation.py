@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedfade.uplink import parts
-from fedfade.uplink.slot import Progress, Round, Scenario
+from fedfade.uplink.slot import Progress, Round, Scenario, by_logical_band
 
 
 class StaticObservation(NamedTuple):
@@ -47,6 +47,8 @@ def static_observation(
     """Everything about a round's observations that no action changes; for all slots, or some."""
     if slots is None:
         slots = torch.arange(scenario.slots, device=scenario.device)
+    if scenario.hop_subbands:
+        round_ = by_logical_band(round_)
     if "fading" in scenario.hide:
         round_ = round_._replace(fading=torch.ones_like(round_.fading))
     if "gradient" in scenario.hide:

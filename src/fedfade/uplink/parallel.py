@@ -12,12 +12,14 @@ def parallel_env(
     render_mode: str | None = None,
     max_cycles: int | None = None,
     gradients: str | None = None,
+    hold_slots: int | None = None,
     **overrides: Any,
 ) -> Any:
     """The uplink of a preset, or of a whole configuration, as a PettingZoo ParallelEnv.
 
     `gradients` is `synthetic` (needs no data set), `learning` (real federated rounds) or a
     recording; if not given, synthetic for a preset and qmix.gradients for a configuration.
+    A step is a decision: with `hold_slots` (qmix.hold_slots) it is held for so many slots.
     `max_cycles` sets radio.slots; other fields are overridden by branch,
     `radio={"clusters": 28}`, or by dotted name, `**{"radio.clusters": 28}`.
     """
@@ -32,6 +34,8 @@ def parallel_env(
         changes["qmix.gradients"] = gradients
     if max_cycles is not None:
         changes["radio.slots"] = int(max_cycles)
+    if hold_slots is not None:
+        changes["qmix.hold_slots"] = hold_slots
     for name, value in overrides.items():
         if isinstance(value, Mapping):
             changes |= {f"{name}.{field}": content for field, content in value.items()}

@@ -50,7 +50,8 @@ class Part(Protocol):
 
     def static(self, scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
         """What no action changes, in these slots: float32 [slot, client, episode, width], or
-        something that broadcasts to it. What `allocation.hide` hides is constant in `round_`."""
+        something that broadcasts to it. What `allocation.hide` hides is constant in `round_`,
+        and with `qmix.hop_subbands` its fading is that of logical sub-bands."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,8 @@ def _others_fading(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
     """Everybody's fading `csi_delay_slots` ago; the mean, 0 dB, while there is none so old."""
     measured = slots - scenario.csi_delay_slots
     fading = scaled_fading(scenario, round_, measured.clamp(min=0))
+    if scenario.hop_subbands:  # of the sub-bands that are meant now, not of those meant then
+        fading = fading.roll(-scenario.csi_delay_slots, dims=-1)
     if "fading" not in scenario.hide:
         fading = fading * (measured >= 0)[None, :, None, None]
     return fading.transpose(0, 1).flatten(2)[:, None]
@@ -182,7 +185,8 @@ def _reservation(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
     ones the best by own fading), all reserved ones, where to go on after the own turn, how likely
     it is that a sub-band's holder is done; then rounds until the own turn, share of the slots
     reserved from now on, rounds the bits left take, rank."""
-    plan = reserve(scenario, mean_snr(scenario, round_), round_.number)
+    hop = not scenario.hop_subbands  # on logical sub-bands everybody stays
+    plan = reserve(scenario, mean_snr(scenario, round_), round_.number, hop=hop)
     mine = plan.bands.permute(2, 1, 0, 3)  # [slot, client, episode, band]
     sends = mine.any(-1, keepdim=True)
     every = torch.arange(scenario.slots, device=slots.device)

@@ -130,13 +130,14 @@ def reserve(
     round_number: Tensor,
     remaining_bits: Tensor | None = None,
     choice: bool = True,
+    hop: bool = True,
 ) -> Reservation:
     """Serve as many clients as are likely to finish, shortest first, and share out what is left.
 
     The clients served stand in one long row of C * T slots, cut into C sub-bands: a client at a
     cut sends at the end of one sub-band and at the beginning of the next, which never overlap.
-    All change sub-band every slot in step, so that nobody is left with a bad one. With `choice`,
-    sub-bands that the row does not fill are dealt to those who send, weakest first.
+    With `hop` all change sub-band every slot in step, so that nobody is left with a bad one. With
+    `choice`, sub-bands that the row does not fill are dealt to those who send, weakest first.
     """
     whole = torch.full_like(snr, scenario.payload_bits)
     remaining_bits = whole if remaining_bits is None else remaining_bits
@@ -154,11 +155,10 @@ def reserve(
     mine = _deal(own) if choice else own
     rank = order.argsort(-1)
     place = rank[..., None, None].expand(mine.shape)
-    # Everybody moves on by one sub-band a slot.
     slot = torch.arange(scenario.slots, device=snr.device)[:, None]
     band = torch.arange(scenario.bands, device=snr.device)
-    hop = ((band - slot) % scenario.bands).expand(mine.shape)
-    bands, grace = (part.gather(1, place).gather(-1, hop) for part in (mine, _after(own)))
+    logical = ((band - hop * slot) % scenario.bands).expand(mine.shape)
+    bands, grace = (part.gather(1, place).gather(-1, logical) for part in (mine, _after(own)))
     sent = _payloads(mine, rate).cumsum(-1)
     sent = torch.nn.functional.pad(sent[..., :-1], (1, 0)).gather(1, place[..., 0])
     return Reservation(bands, grace, sent, whole / alone, rank)

@@ -50,4 +50,7 @@ def slot_reward(
     convergence = weights.delivered * now.sum(-1) - weights.deviation * bias
     # One payload through every sub-band in a round counts 1, so both parts are of order 1.
     scale = weights.rate * scenario.slot_s / (scenario.bands * scenario.payload_bits)
-    return weights.convergence * convergence + scale * result.rate_bps.sum(-1)
+    reward = weights.convergence * convergence + scale * result.rate_bps.sum(-1)
+    if isinstance(weights.finished, Tensor) or weights.finished:
+        reward = reward + weights.finished * done.sum(-1)
+    return reward

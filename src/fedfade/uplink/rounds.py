@@ -1,20 +1,22 @@
 """The rounds agents are trained on: the same federated round several times, then the next.
 
-After T rounds the federated task and the channel start again with a new seed derived from the
-run's (paper: section V-A), so no fading comes twice and none of it is what `compare` uses.
+After T rounds the federated task and the channel start again (paper: section V-A), with a seed
+derived from the run's, so that no fading comes twice and none of it is what `compare` uses. With
+`run.restart: same` layout, walk and partition are those of the run's own seed each time.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from fedfade.config import Config
+from fedfade.config import Config, changed
 from fedfade.errors import not_allowed
 from fedfade.radio import Cell, Channel, Trajectory, db_to_linear
 from fedfade.randomness import stream
-from fedfade.uplink.gradients import GradientSource
-from fedfade.uplink.slot import Round, scenario_from_config
+from fedfade.uplink.gradients import GradientSource, gradient_source
+from fedfade.uplink.slot import RewardWeights, Round, Scenario, scenario_from_config
 
 _AHEAD = 4000
 """Client-rounds of fading drawn ahead on CUDA, where a few cost as much as many."""
@@ -23,8 +25,8 @@ _AHEAD = 4000
 class Rounds:
     """Upload problems in the order of training: batch b holds `episodes` episodes of one round.
 
-    Several runs, one a seed, lie side by side: all their episodes are one batch of the uplink,
-    those of the first run first.
+    Several federated tasks, one a seed, lie side by side: all their episodes are one batch of the
+    uplink, those of the first task first.
     """
 
     def __init__(
@@ -38,7 +40,9 @@ class Rounds:
         per_round = config.run.episodes_per_round
         if per_round % episodes:
             fits = f"a divisor of run.episodes_per_round = {per_round}, the episodes of one round"
-            raise not_allowed("qmix.parallel_episodes", episodes, fits)
+            if (layouts := config.qmix.layouts) > 1:
+                fits = f"qmix.layouts = {layouts} times {fits}"
+            raise not_allowed("qmix.parallel_episodes", config.qmix.parallel_episodes, fits)
         self.config, self.gradients, self.episodes = config, gradients, episodes
         self.seeds, self.device = list(seeds), torch.device(device)
         self.scenario = scenario_from_config(config, gradients.payload_bits, device)
@@ -51,7 +55,7 @@ class Rounds:
         self._cycle = self._round = -1
         self._trajectory: Trajectory | None = None
         self._ahead: dict[tuple[int, int, int], Tensor] = {}
-        self._inner: Tensor | None = None  # [run, client, client]
+        self._inner: Tensor | None = None  # [task, client, client]
 
     def place(self, batch: int) -> tuple[int, int, int]:
         """Cycle, federated round and place in it of a batch of episodes."""
@@ -62,33 +66,36 @@ class Rounds:
     def round(self, batch: int) -> Round:
         """The upload problem of batch number `batch`; batches are asked for in order."""
         cycle, number, _ = self.place(batch)
-        seeds = [cycle_seed(seed, cycle) for seed in self.seeds]
+        same = self.config.run.restart == "same"
         if self._trajectory is None or cycle != self._cycle:
+            fresh = [cycle_seed(seed, cycle) for seed in self.seeds]
+            self._tasks = self.seeds if same else fresh
+            self._fades = self.seeds if same and self.config.run.repeat_fading else fresh
             # One layout is one layout: `fixed` keeps its places when the task starts again.
-            walks = self.seeds if self.config.cell.mobility == "fixed" else seeds
+            walks = self.seeds if self.config.cell.mobility == "fixed" else self._tasks
             rounds = self.config.run.rounds
             self._trajectory = self._cell.trajectory(walks, rounds, device=self.device)
         if self._inner is None or (cycle, number) != (self._cycle, self._round):
-            self._inner = self.gradients.inner(seeds, number).to(self.device)
+            self._inner = self.gradients.inner(self._tasks, number).to(self.device)
             self._cycle, self._round = cycle, number
-        alpha = db_to_linear(self._trajectory.at(number).gain_db)  # [run, client]
+        alpha = db_to_linear(self._trajectory.at(number).gain_db)  # [task, client]
         played = len(self.seeds) * self.episodes
         return Round(
             alpha=alpha.repeat_interleave(self.episodes, 0),
-            fading=self._fading(seeds, batch, self._trajectory),
+            fading=self._fading(self._fades, batch, self._trajectory),
             inner=self._inner.repeat_interleave(self.episodes, 0),
             number=torch.full((played,), float(number), device=self.device),
         )
 
     def deliver(self, batch: int, delivered: Tensor) -> None:
-        """The last episode of a round decides who is averaged: delivered [run, episode, client]."""
-        runs, clients = len(self.seeds), self.scenario.clients
-        assert delivered.shape == (runs, self.episodes, clients), delivered.shape
+        """The last episode decides who is averaged: delivered [task, episode, client]."""
+        tasks, clients = len(self.seeds), self.scenario.clients
+        assert delivered.shape == (tasks, self.episodes, clients), delivered.shape
         if self.place(batch)[2] == self._batches - 1:
             self.gradients.deliver(delivered[:, -1])
 
     def _fading(self, seeds: Sequence[int], batch: int, trajectory: Trajectory) -> Tensor:
-        """[run x episode, slot, client, band], fresh for every episode unless it is to repeat."""
+        """[task x episode, slot, client, band], fresh for every episode unless it is to repeat."""
         cycle, number, part = self.place(batch)
         if self.config.run.repeat_fading:
             one = self._channel.small_scale_gain(seeds, number, [0], trajectory)
@@ -97,9 +104,122 @@ class Rounds:
             rounds = range(number, min(number + self._at_once, self.config.run.rounds))
             episodes = range(part * self.episodes, (part + 1) * self.episodes)
             gains = self._channel.small_scale_gains(seeds, rounds, episodes, trajectory)
-            by_round = gains.transpose(0, 1).flatten(1, 2)  # [round, run x episode, slot, ...]
+            by_round = gains.transpose(0, 1).flatten(1, 2)  # [round, task x episode, slot, ...]
             self._ahead |= {(cycle, n, part): x for n, x in zip(rounds, by_round, strict=True)}
         return self._ahead.pop((cycle, number, part))
+
+
+class ManyRounds:
+    """The rounds of several trainings side by side, all their episodes one batch of the uplink.
+
+    A run is a configuration. Its `qmix.parallel_episodes` are dealt to `qmix.layouts` tasks, each
+    with a cell, a walk and data of its own. Runs may differ in seed, cell, link budget, reward,
+    what is hidden and where gradients come from. Only the ratio of gain to noise matters to the
+    uplink, so the gains of every run are given in units of the first one's noise.
+    """
+
+    def __init__(self, configs: Sequence[Config], device: torch.device | str = "cpu") -> None:
+        lead = configs[0]
+        self.layouts, self.device = lead.qmix.layouts, torch.device(device)
+        self.groups: list[Rounds] = []  # of runs that differ in their seed alone
+        self._runs: list[int] = []  # in each group
+        for config, seeds in _by_config(configs):
+            tasks = [task for seed in seeds for task in layout_seeds(seed, self.layouts)]
+            episodes = config.qmix.parallel_episodes // self.layouts
+            source = gradient_source(config, device)
+            self.groups.append(Rounds(config, source, episodes, tasks, device))
+            self._runs.append(len(seeds))
+        self.episodes = lead.qmix.parallel_episodes  # of a run
+        self.place = self.groups[0].place
+        self.scenario = replace(self.groups[0].scenario, reward=self._reward())
+
+    def _reward(self) -> RewardWeights:
+        """Weights of every episode, or numbers where all runs have the same."""
+        found = [group.scenario.reward for group in self.groups]
+        if all(weights == found[0] for weights in found):
+            return found[0]
+        played = torch.tensor(self._runs) * self.episodes
+        columns = zip(*found, strict=True)
+        each = [torch.tensor(column).repeat_interleave(played) for column in columns]
+        return RewardWeights(*(weights.to(self.device) for weights in each))
+
+    def by_hidden(self) -> list[tuple[Scenario, slice]]:
+        """The scenario as agents see it, and whose: runs may hide different things."""
+        found: list[tuple[Scenario, slice]] = []
+        for group, runs in zip(self.groups, self._runs, strict=True):
+            first = found[-1][1].stop if found else 0
+            own = slice(first, first + runs * self.episodes)
+            if found and found[-1][0].hide == group.scenario.hide:
+                own = slice(found.pop()[1].start, own.stop)
+            found.append((replace(self.scenario, hide=group.scenario.hide), own))
+        return found
+
+    def split(self, by_episode: Tensor) -> list[Tensor]:
+        """The parts [run x episode, ...] of the groups."""
+        return list(torch.split(by_episode, [runs * self.episodes for runs in self._runs]))
+
+    def round(self, batch: int) -> Round:
+        """The upload problem of batch number `batch`; batches are asked for in order."""
+        noise_w = self.scenario.noise_w
+        rounds = []
+        for group in self.groups:
+            round_ = group.round(batch)
+            if group.scenario.noise_w != noise_w:
+                round_ = round_._replace(alpha=round_.alpha * (noise_w / group.scenario.noise_w))
+            rounds.append(round_)
+        if len(rounds) == 1:
+            return rounds[0]
+        return Round(*(torch.cat(parts) for parts in zip(*rounds, strict=True)))
+
+    def deliver(self, batch: int, delivered: Tensor) -> None:
+        """The last episode of each task decides: delivered [run, episode, client]."""
+        for group, part in zip(self.groups, self.split(delivered.flatten(0, 1)), strict=True):
+            group.deliver(batch, part.view(-1, group.episodes, part.shape[-1]))
+
+    def accuracy(self) -> Tensor | None:
+        """Test accuracy of the global models, the mean over a run's tasks: [run]."""
+        found = [group.gradients.accuracy() for group in self.groups]
+        known = [values for values in found if values is not None]
+        if not known:
+            return None
+        nothing = known[0].new_full
+        each = [
+            nothing((runs * self.layouts,), torch.nan) if values is None else values
+            for runs, values in zip(self._runs, found, strict=True)
+        ]
+        return torch.cat(each).view(-1, self.layouts).mean(-1)
+
+    def take(self, run: int) -> dict[str, Tensor]:
+        """What an exact continuation of one run needs: [task, ...]."""
+        for group, runs in zip(self.groups, self._runs, strict=True):
+            if run < runs:
+                tasks = slice(run * self.layouts, (run + 1) * self.layouts)
+                return {name: value[tasks] for name, value in group.gradients.tensors().items()}
+            run -= runs
+        raise IndexError(run)
+
+    def restore(self, found: Sequence[dict[str, Tensor]]) -> None:
+        """Continue from what `take` gave for each run."""
+        rest = list(found)
+        for group, runs in zip(self.groups, self._runs, strict=True):
+            own, rest = rest[:runs], rest[runs:]
+            group.gradients.restore({n: torch.cat([task[n] for task in own]) for n in own[0]})
+
+
+def _by_config(configs: Sequence[Config]) -> list[tuple[Config, list[int]]]:
+    """Consecutive configurations that differ in their seed alone, with their seeds."""
+    found: list[tuple[Config, list[int]]] = []
+    for config in configs:
+        plain = changed(config, {"run.seed": 0})
+        if not found or changed(found[-1][0], {"run.seed": 0}) != plain:
+            found.append((config, []))
+        found[-1][1].append(config.run.seed)
+    return found
+
+
+def layout_seeds(seed: int, layouts: int) -> list[int]:
+    """The seeds of the tasks of one run; a single one has the run's own."""
+    return [seed, *(stream(seed, "layout", n) & (2**31 - 1) for n in range(1, layouts))]
 
 
 def cycle_seed(seed: int, cycle: int) -> int:

@@ -10,8 +10,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedfade.config import Config, RewardConfig
+from fedfade.config import Config
 from fedfade.radio import dbm_to_w, delivered_bits, noise_w, rate_bps, sinr
+
+
+class RewardWeights(NamedTuple):
+    """Weights of the slot reward, as `allocation.reward` has them: numbers, or [episode]."""
+
+    convergence: float | Tensor
+    rate: float | Tensor
+    delivered: float | Tensor
+    deviation: float | Tensor
+    finished: float | Tensor
 
 
 @dataclass(frozen=True)
@@ -31,10 +41,12 @@ class Scenario:
     full_level: int
     silent_level: int
     fading_shape: float  # of the gamma distribution nearest to a sub-band's fading
-    reward: RewardConfig
+    reward: RewardWeights
     observe: tuple[str, ...]
     hide: tuple[str, ...]
     csi_delay_slots: int  # age of the fading others announce
+    hold_slots: int  # an agent decides in slots 0, hold_slots, 2 hold_slots, ...
+    hop_subbands: bool  # the sub-bands agents see and choose are logical
 
     @property
     def levels(self) -> int:
@@ -44,6 +56,11 @@ class Scenario:
     def actions(self) -> int:
         """Choices an agent has in a slot: sub-band times power level (paper: section IV-C)."""
         return self.bands * self.levels
+
+    @property
+    def decisions(self) -> int:
+        """Times an agent decides in a round; the last decision may be held for fewer slots."""
+        return -(-self.slots // self.hold_slots)
 
     @property
     def device(self) -> torch.device:
@@ -73,10 +90,12 @@ def scenario_from_config(
         full_level=radio.full_level,
         silent_level=radio.silent_level,
         fading_shape=2.0 if radio.source == "clustered" and averaged else 1.0,
-        reward=allocation.reward,
+        reward=RewardWeights(**allocation.reward.model_dump()),
         observe=tuple(allocation.observe),
         hide=tuple(allocation.hide),
         csi_delay_slots=allocation.csi_delay_slots,
+        hold_slots=config.qmix.hold_slots,
+        hop_subbands=config.qmix.hop_subbands,
     )
 
 
@@ -101,15 +120,33 @@ class Action(NamedTuple):
     level: Tensor  # [episode, client] int64, index into the power levels
 
 
-def decode_action(scenario: Scenario, choice: Tensor) -> Action:
+def decode_action(scenario: Scenario, choice: Tensor, slot: int | Tensor = 0) -> Action:
     """The action behind a number 0 ... actions-1: sub-band times levels plus power level.
+
+    Given the slot, the sub-band is the physical one (`hop`).
 
     >>> from fedfade.config import load_config
     >>> decode_action(scenario_from_config(load_config("paper"), 1.0), torch.tensor([0, 7, 15]))
     Action(band=tensor([0, 1, 3]), level=tensor([0, 3, 3]))
     """
     band = torch.div(choice, scenario.levels, rounding_mode="floor")
-    return Action(band, choice - band * scenario.levels)
+    return hop(scenario, Action(band, choice - band * scenario.levels), slot)
+
+
+def hop(scenario: Scenario, action: Action, slot: int | Tensor) -> Action:
+    """An agent's action as it is sent in a slot, an int or a tensor [1]: where sub-bands hop,
+    logical b is physical (b + slot) mod C."""
+    if not scenario.hop_subbands:
+        return action
+    return action._replace(band=(action.band + slot) % scenario.bands)
+
+
+def by_logical_band(round_: Round) -> Round:
+    """The round as seen by who hops: staying on a logical sub-band is hopping over all."""
+    _, slots, _, bands = round_.fading.shape
+    slot, band = (torch.arange(n, device=round_.fading.device) for n in (slots, bands))
+    physical = (band + slot[:, None, None]) % bands  # [slot, 1, band]
+    return round_._replace(fading=round_.fading.gather(-1, physical.expand(round_.fading.shape)))
 
 
 class Progress(NamedTuple):

@@ -11,7 +11,7 @@ from fedfade.config import Config, changed, load_config
 from fedfade.errors import UserError, not_allowed
 from fedfade.studies.paper import SCALES as PAPER_SCALES
 from fedfade.studies.paper.regimes import FEEDBACK, ONCE_A_ROUND, ring
-from fedfade.studies.paper.setting import cycle_seeds, spread_out
+from fedfade.studies.paper.setting import seeds_used, spread_out
 
 FIRST_SEED = 2000
 """Settings of the deadline policies were chosen on seeds 1000 to 1004; agents trained on those
@@ -212,5 +212,5 @@ def check_unseen(agents: Agents, config: Config) -> None:
     """Refuse agents that were trained on seeds they would play."""
     played = set(range(config.run.seed, config.run.seed + config.run.seeds))
     for own in agents.configs:
-        if played & {own.run.seed, *cycle_seeds(own, own.run.seed)}:
+        if played & seeds_used(own, own.run.seed):
             raise UserError(f"--checkpoint {agents.name!r} was trained on the seeds it would play.")

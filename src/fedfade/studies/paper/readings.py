@@ -25,7 +25,15 @@ from fedfade.studies.noise import RULE, Difference, beyond, paired
 from fedfade.studies.paper import charts
 from fedfade.studies.paper.plan import Plan, Reading, load_plan
 from fedfade.studies.paper.runs import agents_mark, on_report, untrained
-from fedfade.studies.paper.setting import HEURISTICS, QMIX, SCHEDULE, Clock, Setting, spread_out
+from fedfade.studies.paper.setting import (
+    HEURISTICS,
+    QMIX,
+    SCHEDULE,
+    Clock,
+    Setting,
+    check_unseen,
+    spread_out,
+)
 from fedfade.studies.paper.trial import LEARNED, Use, tried, use_of_inputs
 from fedfade.studies.swap import AS_IS
 from fedfade.uplink.gradients import RecordedGradients, record_gradients
@@ -63,6 +71,7 @@ def compute(setting: Setting) -> dict[str, DataFrame]:
 def _trainings(setting: Setting, reading: Reading) -> tuple[list[Config], list[Path]]:
     """Configuration and folder of every training seed."""
     cell = changed(setting.base, {**reading.fields, "run.seeds": 1})
+    check_unseen(setting, cell)
     gradients = str(_recording(setting, cell, "training"))
     configs = [
         changed(cell, {"run.seed": seed, "qmix.gradients": gradients})
@@ -273,7 +282,7 @@ def _text(
     sections = [
         f"{len(rows)} of {len(plan.readings)} readings, {trainings} trainings of "
         f"{setting.base.qmix.episodes} episodes each, all tried on the same {seeds} unseen seeds "
-        f"(where a training has one layout only, there, on unseen fading). {best}",
+        f"(where a training keeps one layout, in that one, on unseen fading and gradients). {best}",
         "Gradients are Gram matrices recorded from real federated rounds in which everybody "
         f"delivers ({len(TASKS['training'])} tasks to train on, {len(TASKS['test'])} others to be "
         "tried on): live rounds under every training would take most of the time.",

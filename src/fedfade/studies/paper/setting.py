@@ -19,7 +19,7 @@ from fedfade.config import Config
 from fedfade.errors import UserError, not_allowed
 from fedfade.experiments.run_folder import digest
 from fedfade.studies.frames import read_frame
-from fedfade.uplink.rounds import cycle_seed
+from fedfade.uplink.rounds import cycle_seed, layout_seeds
 
 FIRST_UNSEEN = 1000
 """Evaluation seeds start here; no training cycle ever uses them (checked before anything runs)."""
@@ -154,16 +154,18 @@ class Setting:
         return [*HEURISTICS, SCHEDULE, QMIX, *([QMIX_PLUS] if self.plus else []), PERFECT]
 
 
-def cycle_seeds(config: Config, seed: int) -> list[int]:
-    """Every seed of channel and partition that a training with `seed` uses."""
-    rounds = -(-config.qmix.episodes // config.run.episodes_per_round)
-    return [cycle_seed(seed, cycle) for cycle in range(-(-rounds // config.run.rounds))]
+def seeds_used(config: Config, seed: int) -> set[int]:
+    """Every seed of a layout, channel or partition that a training with `seed` meets."""
+    rounds = -(-config.qmix.episodes // (config.run.episodes_per_round * config.qmix.layouts))
+    cycles = range(-(-rounds // config.run.rounds))
+    tasks = layout_seeds(seed, config.qmix.layouts)  # themselves, where one layout stays
+    return {*tasks, *(cycle_seed(task, cycle) for task in tasks for cycle in cycles)}
 
 
-def check_unseen(setting: Setting) -> tuple[int, int]:
+def check_unseen(setting: Setting, trained: Config | None = None) -> tuple[int, int]:
     """How many seeds are trained and evaluated on; refused if the two sets meet."""
-    used = {s for seed in setting.training_seeds for s in cycle_seeds(setting.base, seed)}
-    used |= set(setting.training_seeds)  # one fixed layout is drawn from the run's own seed
+    config = trained or setting.base
+    used = {s for seed in setting.training_seeds for s in seeds_used(config, seed)}
     if used & {*setting.test_seeds, *setting.reading_seeds}:
         wanted = "one whose evaluation seeds are not trained on"
         raise not_allowed("run.seed", setting.base.run.seed, wanted)

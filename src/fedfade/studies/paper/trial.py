@@ -88,7 +88,7 @@ def play_cells(
 
 def keeps_its_layout(config: Config) -> bool:
     """Whether a training meets one layout only, that of its own seed."""
-    return config.cell.mobility == "fixed" or getattr(config.run, "restart", "new") == "same"
+    return config.cell.mobility == "fixed" or config.run.restart == "same"
 
 
 def tried(

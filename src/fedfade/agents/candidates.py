@@ -1,0 +1,48 @@
+"""Which of several agents of one training to keep: those that deliver most on rounds of their own.
+
+The last weights of a training are a lottery; whoever is chosen must be chosen on rounds that were
+neither trained on nor are tested on.
+"""
+
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from fedfade import uplink
+from fedfade.agents.trained import QmixPolicy, make_agents
+from fedfade.allocation import play_round
+from fedfade.config import Config, changed
+from fedfade.randomness import streams
+
+_FIRST_CYCLE = 1_000_000
+"""Cycles of training from here on are never reached: their fading, and where every cycle has its
+own, their layouts, are new."""
+_CYCLES = 10
+
+
+class Audition:
+    """Rounds to try the agents of one training on; all candidates meet the same."""
+
+    def __init__(self, config: Config, payload_bits: float, device: torch.device) -> None:
+        fields = {"learning.payload_bits": payload_bits, "qmix.gradients": "synthetic"}
+        self._config = changed(config, fields)
+        source = uplink.gradient_source(self._config, device)
+        rounds = uplink.Rounds(self._config, source, 1, [config.run.seed], device)
+        self._scenario = rounds.scenario
+        count, last = config.qmix.candidate_rounds, config.run.rounds
+        cycles = min(_CYCLES, count)
+        each = -(-count // cycles)  # rounds of a cycle, spread over it
+        numbers = [last * n // each for n in range(each)]
+        places = [(_FIRST_CYCLE + c) * last + n for c, n in product(range(cycles), numbers)]
+        found = [rounds.round(place * config.run.episodes_per_round) for place in places[:count]]
+        self._round = uplink.Round(*map(torch.cat, zip(*found, strict=True)))
+        self._keys = streams(range(len(found)), "candidates", device=device)
+
+    def uploads(self, agents: dict[str, Tensor]) -> float:
+        """Mean clients a round that deliver under these agents."""
+        networks = make_agents(self._config)
+        networks.load_state_dict(agents)
+        policy = QmixPolicy(networks, self._config)
+        outcome = play_round(policy, self._scenario, self._round, self._keys)
+        return outcome.delivered.sum(-1).float().mean().item()
