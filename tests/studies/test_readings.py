@@ -132,26 +132,23 @@ def test_wrong_options_are_one_sentence(search: Callable[..., Any], fedfade: Any
 # --- the search ---------------------------------------------------------------------------------
 
 
-def one_by_one(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Trainings side by side as if each were alone; which were asked for, program by program."""
-    asked: list[list[str]] = []
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Which trainings were asked for, program by program."""
+    programs: list[list[str]] = []
+    real = agents.train_together
 
-    def together(
-        configs: Sequence[Config], folders: Sequence[Path], on_report: Any = None, **more: Any
-    ) -> None:
-        asked.append([f"{folder.parent.name}/{folder.name}" for folder in folders])
-        for config, folder in zip(configs, folders, strict=True):
-            agents.train(config, folder, on_report)
+    def together(configs: Any, folders: Sequence[Path], *more: Any) -> None:
+        programs.append([f"{folder.parent.name}/{folder.name}" for folder in folders])
+        real(configs, folders, *more)
 
-    monkeypatch.setattr(agents, "train_together", together, raising=False)
-    monkeypatch.setattr(agents, "programs", lambda configs: [[*range(len(configs))]], raising=False)
-    return asked
+    monkeypatch.setattr(agents, "train_together", together)
+    return programs
 
 
 def test_portions_add_up(
-    search: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    search: Callable[..., Any], tmp_path: Path, asked: list[list[str]]
 ) -> None:
-    asked = one_by_one(monkeypatch)
     out = tmp_path / "out" / "readings"
     answer = search("--only", "fixed")
     assert answer.code == 0, answer.err
@@ -196,9 +193,8 @@ def test_portions_add_up(
 
 
 def test_another_list_in_the_same_folder_is_refused(
-    search: Callable[..., Any], listed: Path, monkeypatch: pytest.MonkeyPatch
+    search: Callable[..., Any], listed: Path
 ) -> None:
-    one_by_one(monkeypatch)
     assert search("--only", "fixed").code == 0
     listed.write_text(LIST.replace("cell.mobility: fixed", "cell.mobility: redraw"))
     answer = search("--only", "fixed")
