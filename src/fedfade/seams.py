@@ -211,7 +211,8 @@ FADING = Seam(
 """Where small-scale gains come from; made from radio and cell configuration, clients, device."""
 
 _PARTS = ["alphas", "fading", "remaining", "slots_left", "deviation", "round", "finished"]
-_PARTS += ["others_fading", "schedule", "reservation", "time_to_finish"]
+_PARTS += ["others_fading", "schedule", "reservation", "time_to_finish", "order", "slack"]
+_PARTS += ["finished_order", "order_fading"]
 PARTS = Seam(
     "allocation.observe",
     "fedfade.observation_parts",

@@ -18,7 +18,7 @@ from fedfade.agents import (
     load_policy_checkpoint,
     train,
 )
-from fedfade.agents.trained import scope_of
+from fedfade.agents.trained import scope_of, trained_agents
 from fedfade.allocation import Action, View, play_round
 from fedfade.config import Config, load_config
 from fedfade.errors import UserError
@@ -149,6 +149,16 @@ def test_agents_hold_as_they_were_trained_to(overrides: list[str], tmp_path: Pat
         check_same_training(load_checkpoint(tmp_path), load_config("small-cell", overrides))
 
 
+def test_agents_go_by_the_algorithm_that_trained_them(tiny: Config, tmp_path: Path) -> None:
+    train(tiny, tmp_path)
+    config = load_config("small-cell", [f"allocation.checkpoint={tmp_path}"])
+    assert trained_agents(config) == {"qmix": tmp_path}
+    index = tmp_path / "checkpoint.json"
+    index.write_text(index.read_text().replace('"algorithm": "qmix"', '"algorithm": "mappo"'))
+    assert trained_agents(config) == {"mappo": tmp_path}
+    assert load_policy_checkpoint(tmp_path, tiny).name == "mappo"
+
+
 def test_seeing_who_finished_needs_feedback(overrides: list[str]) -> None:
     observe = "allocation.observe=[fading,remaining,slots_left,finished]"
     config = load_config("small-cell", [*overrides, observe])
@@ -161,7 +171,10 @@ def test_seeing_who_finished_needs_feedback(overrides: list[str]) -> None:
     ("observed", "hidden", "scope"),
     [
         ("alphas, fading, remaining, schedule, time_to_finish", "", "local"),
+        ("order, slack", "", "local"),
         ("fading, finished", "", "feedback"),
+        ("order, finished_order", "", "feedback"),
+        ("order, order_fading", "", "csi"),
         ("fading, others_fading", "", "csi"),
         ("finished, others_fading", "", "csi"),
         ("fading, others_fading", "fading", "local"),

@@ -112,7 +112,8 @@ def test_normalisation_of_every_part() -> None:
     assert inputs[-1]["stop"] == observation_width(scenario_from_config(config, 1.0))
     hidden = config.allocation.model_copy(update={"hide": ["fading"]})
     inputs = normalisation(config.model_copy(update={"allocation": hidden}))["inputs"]
-    assert {p["name"] for p in inputs if "constant" in p} == {"fading", "others_fading"}
+    hidden = {p["name"] for p in inputs if "constant" in p}
+    assert hidden == {"fading", "others_fading", "order_fading"}
 
 
 def test_a_device_is_told_how_long_to_hold() -> None:

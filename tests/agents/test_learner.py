@@ -8,7 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedfade.agents.learner import Learner
-from fedfade.agents.networks import AgentNetworks, DuplexMixer, MonotonicMixer, StackedLinear
+from fedfade.agents.networks import (
+    AgentNetworks,
+    DuplexMixer,
+    MonotonicMixer,
+    StackedLinear,
+    make_mixer,
+)
 from fedfade.agents.trained import ClientNetwork
 from fedfade.agents.transitions import Batch, ReplayMemory
 from fedfade.config import QmixConfig
@@ -212,6 +218,44 @@ def test_a_shared_network_knows_who_it_is() -> None:
     assert not torch.equal(values[0], values[1])
     for agent in range(3):  # the id folded into the bias gives the same values
         torch.testing.assert_close(ClientNetwork(shared, agent)(z[agent]), values[agent])
+
+
+def test_a_shared_network_without_client_number_treats_all_alike() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shared = AgentNetworks(3, 5, [8], 4, [generator] * 2, share=True, client_id=False)
+    assert shared.sizes == [5, 8, 4]
+    z = torch.randn(6, 7, 8, generator=generator)  # two runs; rows are padded
+    assert torch.equal(shared(z), shared(z[..., :5]))
+    order = torch.tensor([2, 0, 1, 3, 5, 4])  # each run's agents change places
+    torch.testing.assert_close(shared(z[order]), shared(z)[order])
+    first = AgentNetworks(3, 5, [8], 4, [generator], share=True, client_id=False)
+    first.load_state_dict({name: tensor[:1] for name, tensor in shared.state_dict().items()})
+    for agent in range(3):
+        client = ClientNetwork(first, agent)
+        torch.testing.assert_close(client(z[agent, :, :5]), shared(z)[agent])
+
+
+@pytest.mark.parametrize("mixer", ["qmix", "qplex"])
+def test_a_ranked_mixer_does_not_care_for_numbers(mixer: str) -> None:
+    """The n-th number of a state and a mixer's n-th weight belong to rank n, whoever has it."""
+    generator = torch.Generator().manual_seed(0)
+    config = QmixConfig(mixer=mixer, state="order")
+    ranked = make_mixer(config, 4, 9 + 4, 3, [generator] * 2)
+    values = torch.randn(8, 20, 3, generator=generator)  # [run x agent, batch, action]
+    choice = torch.randint(3, (8, 20), generator=generator)
+    state = torch.randn(2, 20, 9, generator=generator)
+    clients = torch.rand(2, 20, 4, generator=generator).argsort(-1)
+
+    def total(values: torch.Tensor, choice: torch.Tensor, clients: torch.Tensor) -> torch.Tensor:
+        q = values.gather(-1, choice[..., None])[..., 0]
+        return ranked(q, torch.cat([state, clients / 4], -1), values, choice)
+
+    new = torch.tensor([2, 0, 3, 1])  # client n is now called by the place of n in it
+    by_run = (torch.arange(2)[:, None] * 4 + new).flatten()
+    wanted = total(values, choice, clients)
+    found = total(values[by_run], choice[by_run], new.argsort()[clients])
+    torch.testing.assert_close(found, wanted)
+    assert not torch.allclose(total(values, choice, new.argsort()[clients]), wanted)
 
 
 def test_what_a_client_carries_is_what_its_agent_does() -> None:

@@ -142,7 +142,7 @@ def test_what_an_older_version_stored_means_what_it_did(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(render_config(Config()))
     assert load_config(path, stored=True) == Config()
-    later = ("codec", "server", "previous_update")
+    later = ("codec", "server", "previous_update", "algorithm", "state", "client_id")
     lines = path.read_text().splitlines()
     path.write_text(
         "\n".join(

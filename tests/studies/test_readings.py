@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -192,6 +193,35 @@ def test_portions_add_up(
     assert not (tmp_path / "out" / "reward").exists()
 
 
+def test_what_diverges_is_an_answer(
+    search: Callable[..., Any], listed: Path, tmp_path: Path
+) -> None:
+    """One training of the program leaves the numbers; the others end as they would without it."""
+    wild = "{says: far too fast, set: {qmix.agent_rate: 1.0e+6, qmix.mixer_rate: 1.0e+6}}"
+    factor = f"  rate:\n    default: slow\n    levels: {{slow: {{says: slow}}, wild: {wild}}}\n"
+    text = LIST.replace(
+        "readings:\n", f"{factor}readings:\n  - {{name: wild, levels: {{rate: wild}}}}\n"
+    )
+    listed.write_text(text)
+    out = tmp_path / "out" / "readings"
+    answer = search("--only", "wild", "--only", "default")
+    assert answer.code == 0, answer.err
+    assert (out / "training" / "wild" / "seed-0" / readings.DIVERGED).is_file()
+    summary = read_frame(out / "readings.csv").set_index("reading")
+    assert [*summary["diverged"]] == [2.0, 0.0]
+    assert math.isnan(summary["uploads qmix"]["wild"])
+    assert summary["uploads random"]["wild"] == summary["uploads random"]["default"]
+    facts = json.loads((out / "readings.json").read_text())
+    assert all("wild" in verdict["not reproduced"] for verdict in facts["claims"].values())
+    assert "2 diverged" in (out / "readings.md").read_text()
+    together = read_frame(out / "lines.csv")
+    shutil.rmtree(out)
+    assert search("--only", "default").code == 0
+    alone = read_frame(out / "lines.csv")
+    both = matching(together, reading="default")
+    assert [*both["uploads"]] == [*alone["uploads"]]
+
+
 def test_another_list_in_the_same_folder_is_refused(
     search: Callable[..., Any], listed: Path
 ) -> None:
@@ -208,7 +238,7 @@ def test_trials_play_what_a_comparison_plays(tiny: Config) -> None:
     config = changed(tiny, {"run.seed": 7, "run.seeds": 2})
     device, source = torch.device("cpu"), SyntheticGradients(config)
     uplink = Uplink(config, source.payload_bits, device)
-    players = [trial.Player(load_policy("random"))]
+    players = [trial.Player("random", load_policy("random"))]
     table = trial.play_cells([trial.CellPlayed({}, uplink)], numbers, source, players)
     for seed, uploads in zip(table["seed"], table["uploads"], strict=True):
         alone = Uplink(

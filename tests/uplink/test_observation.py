@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,14 +17,17 @@ from fedfade.uplink import (
     Round,
     Scenario,
     decode_action,
+    global_state,
     observation_width,
     observe,
     part_columns,
     plan_preference,
     play_slot,
+    ranked_clients,
     scenario_from_config,
     slot_gain,
     start_round,
+    state_width,
     static_observation,
 )
 from fedfade.uplink.parts import BOUND
@@ -57,6 +61,10 @@ def test_widths() -> None:
         "others_fading": 40,
         "schedule": 8,
         "reservation": 20,
+        "order": 31,
+        "slack": 2,
+        "finished_order": 10,
+        "order_fading": 40,
     }
     s = scenario_seeing(*ALL)
     columns = part_columns(s)
@@ -70,8 +78,9 @@ def test_widths() -> None:
 
 def test_one_slot_is_a_row_of_the_static_observation(round_: Round) -> None:
     """Comparison asks slot by slot, training lays out all of them at once."""
-    scaled = ("time_to_finish", "reservation")  # their progress is no column of its own
-    s = scenario_seeing(*(name for name in ALL if name not in scaled), delay=3)
+    # Their progress is no column of its own.
+    mixed = ("time_to_finish", "reservation", "slack", "finished_order")
+    s = scenario_seeing(*(name for name in ALL if name not in mixed), delay=3)
     nothing_done = Progress(torch.zeros(4, 10))  # fills 0 into `remaining`
     s_all = static_observation(s, round_)
     finished = part_columns(s)["finished"]
@@ -108,7 +117,7 @@ def test_csi_older_than_a_round_says_nothing(round_: Round) -> None:
 
 def test_hidden_fading_hides_everybodys(round_: Round) -> None:
     for delay in (0, 5):
-        s = scenario_seeing("fading", "others_fading", delay=delay, hide="fading")
+        s = scenario_seeing("fading", "others_fading", "order_fading", delay=delay, hide="fading")
         assert bool((static_observation(s, round_).observation == 1).all())
 
 
@@ -199,6 +208,99 @@ def test_time_to_finish_by_hand(round_: Round) -> None:
     torch.testing.assert_close(found[..., 1], left / s.payload_bits)
 
 
+def test_the_order_part_number_by_number(round_: Round) -> None:
+    """Mean rates of gamma-2 fading by adding up many draws, ranks by sorting in Python."""
+    s = scenario_seeing("order", "slack")
+    assert s.fading_shape == 2.0
+    draws = -torch.log(torch.rand(200_000, 2, generator=torch.Generator().manual_seed(0)))
+    round_.alpha[1, 4] *= 0.01
+    gain = draws.mean(1)  # two exponentials: gamma of shape 2 and mean 1
+    snr = round_.alpha[1] * s.full_power_w / s.noise_w
+    bits = [float(torch.log2(1 + x * gain).mean()) * s.bandwidth_hz * s.slot_s for x in snr]
+    slots = [s.payload_bits / b for b in bits]
+    order = sorted(range(10), key=lambda n: slots[n])
+    rounds = [min(slots[n] / 250, 2) for n in order]
+    assert rounds[0] < 0.5  # some finish in time,
+    assert rounds[-1] == 2  # some never would
+    left = torch.full((4, 10), 0.25 * s.payload_bits)
+    found = observe(s, round_, Progress(left), 60)[1]
+    for n in range(10):
+        rank = order.index(n)
+        wanted = [float(place == rank) for place in range(10)] + rounds
+        wanted += [min(sum(rounds[:rank]) / 4, 2)]
+        wanted += [min(sum(rounds[: place + 1]) / 4, 2) for place in range(10)]
+        takes = min(0.25 * slots[n] / 250, 2)
+        wanted += [190 / 250 - takes, takes]
+        # 200,000 draws: the mean rate to about 0.2 %, of sums up to 2
+        assert found[n].tolist() == pytest.approx(wanted, abs=0.01)
+
+
+def test_the_order_is_the_schedules_and_the_plans(round_: Round) -> None:
+    s = scenario_seeing("order", "schedule", "reservation")
+    seen, where = observe(s, round_, start_round(s, 4), 0), part_columns(s)
+    rank = seen[..., where["order"]][..., :10].argmax(-1)
+    for part in ("schedule", "reservation"):
+        assert torch.equal(rank, (10 * seen[..., where[part]][..., -1]).round().long())
+
+
+def test_a_finished_client_has_all_the_time_left(round_: Round) -> None:
+    s = scenario_seeing("slack", "slots_left")
+    seen = observe(s, round_, Progress(torch.zeros(4, 10)), 60)
+    assert torch.equal(seen[..., 0], seen[..., 2])
+    assert bool((seen[..., 1] == 0).all())
+
+
+def test_in_the_order_of_rank_is_the_same_for_all_and_resorted(round_: Round) -> None:
+    s = scenario_seeing("order", "finished", "finished_order", "others_fading", "order_fading")
+    left = torch.rand(4, 10, generator=torch.Generator().manual_seed(1)) - 0.4
+    seen, where = observe(s, round_, Progress(left.clamp(min=0)), 5), part_columns(s)
+    rank = seen[..., where["order"]][..., :10].argmax(-1)
+    for part, ranked in (("finished", "finished_order"), ("others_fading", "order_fading")):
+        by_number, by_rank = (
+            seen[..., where[name]].unflatten(-1, (10, -1)) for name in (part, ranked)
+        )
+        for e, me, n in itertools.product(range(4), range(10), range(10)):
+            assert torch.equal(by_number[e, me, n], by_rank[e, me, rank[e, n]])
+
+
+RANKED = ("order", "slack", "finished_order", "order_fading", "fading", "remaining", "slots_left")
+
+
+@pytest.mark.parametrize("delay", [0, 4])
+def test_nobody_is_told_apart_by_number(delay: int, round_: Round) -> None:
+    """Number the clients differently: each sees what it saw, and so does a ranked mixer."""
+    s = replace(scenario_seeing(*RANKED, delay=delay), ranked_state=True)
+    generator = torch.Generator().manual_seed(2)
+    left = (torch.rand(4, 10, generator=generator) - 0.3).clamp(min=0) * s.payload_bits
+    new = torch.randperm(10, generator=generator)
+    inner = round_.inner[:, new][:, :, new]
+    renumbered = round_._replace(alpha=round_.alpha[:, new], inner=inner)
+    renumbered = renumbered._replace(fading=round_.fading[:, :, new])
+    seen, state = observe(s, round_, Progress(left), 9), global_state(s, round_, Progress(left), 9)
+    assert not torch.equal(seen[:, new], seen)
+    left = left[:, new]
+    assert torch.equal(observe(s, renumbered, Progress(left), 9), seen[:, new])
+    other = global_state(s, renumbered, Progress(left), 9)
+    assert torch.equal(other[:, :-10], state[:, :-10])
+    assert torch.equal(new[ranked_clients(other, 10)], ranked_clients(state, 10))
+
+
+def test_the_ranked_state_is_the_state_resorted(round_: Round) -> None:
+    s = scenario_seeing("order")
+    ranked = replace(s, ranked_state=True)
+    assert state_width(ranked) == state_width(s) + 10
+    left = torch.rand(4, 10, generator=torch.Generator().manual_seed(1)) * s.payload_bits
+    plain, sorted_ = (global_state(one, round_, Progress(left), 7) for one in (s, ranked))
+    clients = ranked_clients(sorted_, 10)
+    rank = observe(s, round_, Progress(left), 7)[..., :10].argmax(-1)
+    assert torch.equal(clients.gather(1, rank), torch.arange(10).expand(4, -1))
+    for first, width in ((0, 1), (10, 4), (50, 1), (61, 1)):  # gains, fading, remaining, deviation
+        ours = plain[:, first : first + 10 * width].unflatten(1, (10, width))
+        theirs = sorted_[:, first : first + 10 * width].unflatten(1, (10, width))
+        assert torch.equal(ours.gather(1, clients[..., None].expand(-1, -1, width)), theirs)
+    assert torch.equal(plain[:, [60, 71]], sorted_[:, [60, 71]])  # clock, round
+
+
 def test_everything_stays_in_bounds(make_round) -> None:
     """From no signal to absurd gains: PettingZoo's boxes promise |x| <= BOUND."""
     s = scenario_seeing(*ALL, delay=2)
@@ -229,13 +331,14 @@ def test_whose_business_it_is(delay: int, round_: Round) -> None:
     fading = round_.fading.clone()
     fading[:, :, others] *= 2.0
     seen = observe(s, round_._replace(fading=fading), progress, 9)[:, me]
-    assert _changed_parts(s, mine, seen) == {"others_fading"}
+    assert _changed_parts(s, mine, seen) == {"others_fading", "order_fading"}
 
     left = progress.remaining_bits.clone()
     left[:, others] *= 0.3
     assert _changed_parts(s, mine, observe(s, round_, Progress(left), 9)[:, me]) == set()
     left[:, 5] = 0.0
-    assert _changed_parts(s, mine, observe(s, round_, Progress(left), 9)[:, me]) == {"finished"}
+    seen = observe(s, round_, Progress(left), 9)[:, me]
+    assert _changed_parts(s, mine, seen) == {"finished", "finished_order"}
 
     inner = round_.inner.clone()
     inner[:, others] *= 3.0
@@ -249,7 +352,7 @@ def test_the_environment_shows_all_parts() -> None:
     parts = {"observe": list(ALL), "csi_delay_slots": 1}
     env = parallel_env("ring", max_cycles=4, allocation=parts)
     seen, _ = env.reset(seed=0)
-    assert seen["client_0"].shape == (10 + 4 + 10 + 40 + 8 + 20 + 5,)
+    assert seen["client_0"].shape == (observation_width(scenario_seeing(*ALL)),)
     while env.agents:
         seen, *_ = env.step({agent: 3 for agent in env.agents})
         assert all(env.observation_space(agent).contains(x) for agent, x in seen.items())

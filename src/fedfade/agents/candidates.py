@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedfade import uplink
-from fedfade.agents.trained import QmixPolicy, make_agents
+from fedfade.agents.trained import QmixPolicy, agents_for
 from fedfade.allocation import play_round
 from fedfade.config import Config, changed
 from fedfade.randomness import streams
@@ -41,7 +41,7 @@ class Audition:
 
     def uploads(self, agents: dict[str, Tensor]) -> float:
         """Mean clients a round that deliver under these agents."""
-        networks = make_agents(self._config)
+        networks = agents_for(self._config)
         networks.load_state_dict(agents)
         policy = QmixPolicy(networks, self._config)
         outcome = play_round(policy, self._scenario, self._round, self._keys)

@@ -35,6 +35,14 @@ QUANTITIES = {
     "reserved one, 1 where to go on after the own turn, probability that a sub-band's holder is "
     "done, rounds until the own turn, share of the slots reserved from now on, rounds the payload "
     "takes (at most {plan:g}) times the share of it left, rank / clients",
+    "order": "1 at the own rank, shortest expected time first; everybody's expected rounds in that "
+    "order (at most {plan:g}); their sum over better ranks, and up to each rank, by sub-bands (at "
+    "most {plan:g})",
+    "slack": "slots left less the slots the bits left take alone on a sub-band (at most {plan:g} "
+    "rounds), in rounds; the latter by itself",
+    "finished_order": "1 for every client that has delivered, else 0, in the order of rank",
+    "order_fading": "small-scale gain of every client, in the order of rank, on every sub-band "
+    "{delay} slots ago, dB; 0 before there is any",
     "time_to_finish": "rounds the payload takes at the own ergodic rate (at most {bound:g}) times "
     "the share of it left",
 }
@@ -113,13 +121,15 @@ def normalisation(config: Config) -> dict[str, Any]:
         "alphas": (observation.SNR_CENTRE_DB, observation.SNR_SCALE_DB, 10.0 * lowest_snr),
         "fading": fading,
         "others_fading": fading,
+        "order_fading": fading,
         "remaining": (0.0, payload, -math.inf),
         "slots_left": (0.0, config.radio.slots, -math.inf),
         "deviation": (0.0, observation.DEVIATION_SCALE, lowest_deviation),
         "round": (0.0, config.run.rounds, -math.inf),
     }
     bound, delay = observation.BOUND, config.allocation.csi_delay_slots
-    hidden = {"fading": "fading", "others_fading": "fading", "deviation": "gradient"}
+    hidden = dict.fromkeys(("fading", "others_fading", "order_fading"), "fading")
+    hidden |= {"deviation": "gradient"}
     parts = []
     for name, columns in part_columns(scenario_from_config(config, 1.0)).items():
         part: dict[str, Any] = {"name": name, "first": columns.start, "stop": columns.stop}

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedfade.agents.networks import AgentNetworks, make_mixer
+from fedfade.agents.networks import AgentNetworks, make_agents, make_mixer
 from fedfade.agents.optimisers import Flat, Optimiser, clip
 from fedfade.agents.transitions import Batch
 from fedfade.config import QmixConfig
@@ -63,8 +63,7 @@ class Learner:
         configs = [config] * len(seeds) if isinstance(config, QmixConfig) else list(config)
         self.config, self.runs = (config := configs[0]), len(seeds)
         drawn = [torch_generator(seed, "agent networks") for seed in seeds]
-        options = (config.share_parameters, config.dueling, preference)
-        self.agents = AgentNetworks(agents, width, config.hidden, actions, drawn, *options)
+        self.agents = make_agents(config, agents, width, actions, drawn, preference)
         drawn = [torch_generator(seed, "mixer") for seed in seeds]
         self.mixer = make_mixer(config, agents, state_width, actions, drawn)
         self.agents.to(device), self.mixer.to(device)

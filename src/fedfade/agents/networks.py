@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedfade.config import QmixConfig
 from fedfade.graphs import SideStream, fused
+from fedfade.uplink import ranked_clients
 
 Tensors = list[Tensor]  # one per layer
 Generators = Sequence[torch.Generator]  # of initial weights, one per run
@@ -25,9 +26,10 @@ class AgentNetworks(nn.Module):
 
     Observations [run x agent, batch, width] become values [run x agent, batch, action]. There are
     as many runs as generators of initial weights. With `share`, one network serves all agents of
-    a run and is told by a one-hot id which one it is. With `dueling` the last layer has one output
-    more, added to all the others. `preference` (matrix [width, action], vector [action]) is a
-    linear map of the observation that counts when an action is chosen and is not learned.
+    a run and, with `client_id`, is told by a one-hot id which one it is. With `dueling` the last
+    layer has one output more, added to all the others. `preference` (matrix [width, action], vector
+    [action]) is a linear map of the observation that counts when an action is chosen and is not
+    learned.
 
     >>> networks = AgentNetworks(10, 18, [250, 120, 120], 16, [torch.Generator().manual_seed(0)])
     >>> networks(torch.zeros(10, 512, 18)).shape
@@ -47,14 +49,15 @@ class AgentNetworks(nn.Module):
         share: bool = False,
         dueling: bool = False,
         preference: tuple[Tensor, Tensor] | None = None,
+        client_id: bool = True,
     ) -> None:
         super().__init__()
         self.agents, self.runs, self.width = agents, len(generators), width
-        self.share, self.dueling = share, dueling
+        self.share, self.dueling, self.client_id = share, dueling, share and client_id
         matrix, vector = preference or (None, None)
         self.register_buffer("prefer", matrix, persistent=False)
         self.register_buffer("prefer_bias", vector, persistent=False)
-        self.sizes = [width + agents if share else width, *hidden, actions + dueling]
+        self.sizes = [width + agents if self.client_id else width, *hidden, actions + dueling]
         """Features between the layers; the weights have room for more, see `padded`."""
         copies = 1 if share else agents
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
@@ -74,9 +77,13 @@ class AgentNetworks(nn.Module):
 
     def choose(self, observation: Tensor, values: Tensor) -> Tensor:
         """The action each agent takes: [run x agent, batch]."""
-        if self.prefer is not None and self.prefer_bias is not None:
-            values = values + (observation[..., : self.width] @ self.prefer + self.prefer_bias)
-        return values.argmax(-1)
+        return self.preferred(observation, values).argmax(-1)
+
+    def preferred(self, observation: Tensor, values: Tensor) -> Tensor:
+        """Values and head starts: what an agent goes by."""
+        if self.prefer is None or self.prefer_bias is None:
+            return values
+        return values + (observation[..., : self.width] @ self.prefer + self.prefer_bias)
 
     def layers(self, observation: Tensor, room: Tensors | None = None) -> Tensors:
         """What each layer reads, and at the end the values: what `backward` needs.
@@ -84,10 +91,11 @@ class AgentNetworks(nn.Module):
         `room` (from `make_room`) is written to instead of new memory; not under autograd.
         """
         x = observation
-        if self.share:  # [run x agent, batch, width] -> [run, agent x batch, width + agent]
+        if self.client_id:
             who = torch.eye(self.agents, device=x.device)[:, None].repeat(self.runs, 1, 1)
             x = torch.cat([x[..., : self.width], who.expand(-1, x.shape[1], -1)], dim=-1)
-            x = x.view(self.runs, -1, x.shape[-1])
+        if self.share:  # [run x agent, batch, features] -> [run, agent x batch, features]
+            x = x.reshape(self.runs, -1, x.shape[-1])
         missing = self.weights[0].shape[1] - x.shape[-1]
         tape = [F.pad(x, (0, missing)) if missing else x]
         last = len(self.weights) - 1
@@ -110,14 +118,19 @@ class AgentNetworks(nn.Module):
     def backward(
         self, tape: Tensors, choice: Tensor, slope: Tensor, room: Tensors, side: SideStream
     ) -> None:
-        """Write the gradient of every parameter from d loss / d Q(chosen): [run x agent, batch].
+        """Write the gradient of every parameter from d loss / d Q(chosen): [run x agent, batch]."""
+        self.descend(tape, _spread(slope, choice, self.sizes[-1] - self.dueling), room, side)
+
+    @torch.no_grad()
+    def descend(self, tape: Tensors, g: Tensor, room: Tensors, side: SideStream) -> None:
+        """Write the gradient of every parameter from that of all values: [run x agent, batch,
+        action].
 
         By hand, because autograd would spend a tenth of an update on copies between the matrix
         products; the tests hold it to the reference, which uses autograd. Nothing waits for the
         gradients of a layer's parameters, so they are worked out beside the way down.
         """
-        g = _spread(slope, choice, self.sizes[-1] - self.dueling)
-        g = torch.cat([g, slope[..., None]], dim=-1) if self.dueling else g
+        g = torch.cat([g, g.sum(-1, keepdim=True)], dim=-1) if self.dueling else g
         g = g.view(self.runs, -1, g.shape[-1]) if self.share else g
         for layer in reversed(range(len(self.weights))):
             weight, bias, x = self.weights[layer], self.biases[layer], tape[layer]
@@ -251,6 +264,27 @@ def _positive(x: Tensor) -> Tensor:
     return (5.0 * torch.tanh(x / 5.0)).exp()
 
 
+class RankedMixer(nn.Module):
+    """A mixer whose first agent is the client of rank 0, wherever it stands: its weights belong to
+    ranks. The state is in the order of rank and ends in who has which (`uplink.ranked_clients`)."""
+
+    def __init__(self, mixer: nn.Module, agents: int) -> None:
+        super().__init__()
+        self.mixer, self.agents = mixer, agents
+
+    def forward(self, q: Tensor, state: Tensor, values: Tensor, choice: Tensor) -> Tensor:
+        clients = ranked_clients(state, self.agents).mT  # [run, place, batch]
+
+        def ranked(x: Tensor) -> Tensor:  # [run x agent, batch, ...]
+            by_run = x.view(len(state), self.agents, *x.shape[1:])
+            place = clients if x.ndim == 2 else clients[..., None].expand(by_run.shape)
+            return by_run.gather(1, place).flatten(0, 1)
+
+        state = state[..., : -self.agents]
+        total: Tensor = self.mixer(ranked(q), state, ranked(values), ranked(choice))
+        return total
+
+
 class SumMixer(nn.Module):
     """VDN: Q_tot [run, 1, batch] is the sum."""
 
@@ -274,9 +308,28 @@ def make_mixer(
         return SumMixer()
     if config.mixer == "independent":
         return NoMixer()
+    ranked = config.state == "order"
+    state -= agents if ranked else 0  # its end is for the wrapper
+    mixer: nn.Module
     if config.mixer == "qplex":
-        return DuplexMixer(agents, state, actions, config.hypernet_width, generators)
-    return MonotonicMixer(agents, state, config.mixing_width, config.hypernet_width, generators)
+        mixer = DuplexMixer(agents, state, actions, config.hypernet_width, generators)
+    else:
+        sizes = (config.mixing_width, config.hypernet_width)
+        mixer = MonotonicMixer(agents, state, *sizes, generators)
+    return RankedMixer(mixer, agents) if ranked else mixer
+
+
+def make_agents(
+    config: QmixConfig,
+    agents: int,
+    width: int,
+    actions: int,
+    generators: Generators,
+    preference: tuple[Tensor, Tensor] | None = None,
+) -> AgentNetworks:
+    """The agent networks a config describes."""
+    options = (config.share_parameters, config.dueling, preference, config.client_id)
+    return AgentNetworks(agents, width, config.hidden, actions, generators, *options)
 
 
 def _initial(shape: Sequence[int], fan_in: int, generators: Generators) -> Tensor:

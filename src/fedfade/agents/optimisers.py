@@ -1,5 +1,6 @@
 """Optimisers on flat parameters of many runs, each with learning rates of its own."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -10,7 +11,6 @@ from fedfade.config import QmixConfig
 from fedfade.graphs import fused
 
 _ALIGN = 16  # floats: every parameter starts on a cache line, so products add up the same way
-ADAM_DECAYS = (0.9, 0.999)
 
 
 class Flat:
@@ -68,11 +68,12 @@ def _aligned(count: int) -> int:
 
 
 def clip(flats: Sequence[Flat], longest: Tensor) -> None:
-    """Shorten the gradient of every run, all its parameters together, to `longest` [run]; 0: do
-    not."""
+    """Shorten the gradient of every run, all its parameters together, to `longest` [run] or [];
+    0: do not."""
     squares = [part.square().sum(-1) for flat in flats for part in flat.by_run(flat.gradient)]
     length = torch.stack(squares).sum(0).sqrt()  # [run]
-    factor = torch.where(longest > 0, (longest / length.clamp(min=1e-12)).clamp(max=1.0), 1.0)
+    shorter = (longest / length.clamp(min=1e-12)).clamp(max=1.0)
+    factor = torch.where(longest > 0, shorter, 1.0)
     for flat in flats:
         for part in flat.by_run(flat.gradient):
             part.mul_(factor[:, None])
@@ -101,7 +102,7 @@ class Optimiser:
             how = (self._config.rmsprop_decay, self._config.rmsprop_epsilon)
             rmsprop_step(values, gradient, self.square, self.rate, *how)
         else:
-            adam_step(values, gradient, self.mean, self.square, self.rate, updates)
+            adam_step(values, gradient, self.mean, self.square, self.rate, updates + 1)
 
     def moments(self) -> dict[str, Tensor]:
         """What is remembered from step to step."""
@@ -110,7 +111,12 @@ class Optimiser:
 
 @fused
 def rmsprop_step(
-    values: Tensor, gradient: Tensor, square: Tensor, rate: Tensor, decay: float, epsilon: float
+    values: Tensor,
+    gradient: Tensor,
+    square: Tensor,
+    rate: Tensor,
+    decay: float = 0.99,
+    epsilon: float = 1e-8,
 ) -> None:
     """v <- decay v + (1 - decay) g^2;  p <- p - rate g / (sqrt(v) + epsilon);  g <- 0."""
     square.mul_(decay).addcmul_(gradient, gradient, value=1.0 - decay)
@@ -120,13 +126,21 @@ def rmsprop_step(
 
 @fused
 def adam_step(
-    values: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, rate: Tensor, updates: Tensor
+    values: Tensor,
+    gradient: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    rate: Tensor,
+    step: Tensor,
+    decays: tuple[float, float] = (0.9, 0.999),
+    epsilon: float = 1e-8,
 ) -> None:
-    """m, v <- means of g and g^2;  p <- p - rate m' / (sqrt(v') + 1e-8), without bias;  g <- 0."""
-    keep, keep_square = ADAM_DECAYS
-    mean.lerp_(gradient, 1.0 - keep)
-    square.mul_(keep_square).addcmul_(gradient, gradient, value=1.0 - keep_square)
-    steps = (updates + 1).to(values.dtype)
-    size = (square / (1.0 - keep_square**steps)).sqrt().add_(1e-8)
-    values.addcdiv_(mean * (rate / (1.0 - keep**steps)), size, value=-1.0)
+    """Adam (Kingma and Ba 2015): with running means m of g and v of g^2, both corrected for their
+    start at 0,  p <- p - rate m / (sqrt(v) + epsilon);  g <- 0.  `step` counts from 1."""
+    mean.lerp_(gradient, 1.0 - decays[0])
+    square.mul_(decays[1]).addcmul_(gradient, gradient, value=1.0 - decays[1])
+    # 1 - decay^step, which for small steps would be a difference of near equals
+    of_mean, of_square = (-torch.expm1(step * math.log(decay)) for decay in decays)
+    size = (square / of_square).sqrt_().add_(epsilon)
+    values.addcdiv_(mean * (rate / of_mean), size, value=-1.0)
     gradient.zero_()

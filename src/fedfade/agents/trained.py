@@ -16,7 +16,7 @@ from fedfade.agents.checkpoint import (
     has_checkpoint,
     load_checkpoint,
 )
-from fedfade.agents.networks import AgentNetworks
+from fedfade.agents.networks import AgentNetworks, make_agents
 from fedfade.allocation import Action, Observed, Policy, Scope, View
 from fedfade.config import Config
 from fedfade.errors import UserError, not_allowed
@@ -25,12 +25,12 @@ from fedfade.errors import UserError, not_allowed
 class QmixPolicy:
     """Greedy agents; row n of the observation goes into network n and nowhere else."""
 
-    name = "qmix"
+    name: str  # of the algorithm
     observes = True
     recordable = True
 
     def __init__(self, agents: AgentNetworks, config: Config) -> None:
-        self.agents, self.scope = agents, scope_of(config)
+        self.agents, self.scope, self.name = agents, scope_of(config), config.qmix.algorithm
         seen, hidden = config.allocation.observe, config.allocation.hide
         self.observed = Observed(tuple(seen), tuple(hidden), config.allocation.csi_delay_slots)
         self.hold_slots, self.hop_subbands = config.qmix.hold_slots, config.qmix.hop_subbands
@@ -77,7 +77,7 @@ class ClientNetwork(nn.Module):
         for (fan_in, fan_out), weight, bias in layers:
             self.weights.append(weight[row, :fan_in, :fan_out].detach().clone())
             self.biases.append(bias[row, 0, :fan_out].detach().clone())
-        if agents.share:
+        if agents.client_id:
             self.biases[0] += self.weights[0][agents.width + client]
             self.weights[0] = self.weights[0][: agents.width]
         if agents.dueling:
@@ -95,17 +95,18 @@ class ClientNetwork(nn.Module):
         return values if self.skip is None else values + observation @ self.skip
 
 
-def make_agents(config: Config) -> AgentNetworks:
+def agents_for(config: Config) -> AgentNetworks:
     """Agent networks of the sizes a configuration asks for."""
     qmix, scenario = config.qmix, uplink.scenario_from_config(config, 1.0)
-    sizes = (scenario.clients, uplink.observation_width(scenario), qmix.hidden, scenario.actions)
-    options = (qmix.share_parameters, qmix.dueling, uplink.plan_preference(scenario, qmix.trust))
-    return AgentNetworks(*sizes, [torch.Generator()], *options).requires_grad_(False)
+    sizes = (scenario.clients, uplink.observation_width(scenario), scenario.actions)
+    preference = uplink.plan_preference(scenario, qmix.trust)
+    agents = make_agents(qmix, *sizes, [torch.Generator()], preference)
+    return agents.requires_grad_(False)
 
 
 def load_agents(checkpoint: Checkpoint) -> AgentNetworks:
     """The agent networks of a checkpoint."""
-    agents = make_agents(checkpoint.config)
+    agents = agents_for(checkpoint.config)
     found = checkpoint.tensors("agents")
     check_shapes(checkpoint.folder, found, agents.state_dict())
     agents.load_state_dict(found)
@@ -136,13 +137,18 @@ def trained_agents(config: Config) -> dict[str, Path]:
     if given is None:
         return {}
     if isinstance(given, str):
-        return {QmixPolicy.name: Path(given)}
+        return {_algorithm(Path(given)): Path(given)}
     folders = [Path(folder) for folder in given]
     for parts in (1, 2):  # two trainings of several seeds have folders of the same names
-        names = ["-".join([QmixPolicy.name, *folder.parts[-parts:]]) for folder in folders]
+        names = ["-".join([_algorithm(folder), *folder.parts[-parts:]]) for folder in folders]
         if len({*names, *shipped_policies()}) == len(names) + len(shipped_policies()):
             return dict(zip(names, folders, strict=True))
     raise not_allowed("allocation.checkpoint", given, "folders of different names")
+
+
+def _algorithm(folder: Path) -> str:
+    """What trained the agents in a folder; qmix where there are none yet."""
+    return load_checkpoint(folder).config.qmix.algorithm if has_checkpoint(folder) else "qmix"
 
 
 def _shelf() -> Path:

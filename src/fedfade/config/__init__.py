@@ -23,6 +23,7 @@ from fedfade.config.tree import (
     CellConfig,
     Config,
     LearningConfig,
+    MappoConfig,
     Precision,
     QmixConfig,
     RadioConfig,

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from fedfade.config.tree import Config
+from fedfade.config.tree import Config, MappoConfig
 from fedfade.errors import UserError, not_allowed, unknown
 from fedfade.seams import Seam
 from fedfade.storage import read_bytes
@@ -26,6 +26,10 @@ BEFORE = {
     "learning.codec": "none",
     "learning.server": "mean",
     "learning.previous_update": "last",
+    "qmix.state": "client",
+    "qmix.client_id": True,
+    "qmix.algorithm": "qmix",
+    "qmix.mappo": MappoConfig().model_dump(),
 }
 """What runs did before a field existed. The configuration a run leaves behind names every field its
 version knew, so one it lacks is one of these."""

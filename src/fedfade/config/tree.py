@@ -262,7 +262,7 @@ class AllocationConfig(_Branch):
         ["alphas", "fading", "remaining", "slots_left", "deviation", "round"],
         "parts of an agent's observation, in order",
     )
-    csi_delay_slots: Whole = _is(0, "age of `others_fading`; 0 dB before that", ge=0, le=100_000)
+    csi_delay_slots: Whole = _is(0, "age of others' fading; 0 dB before that", ge=0, le=100_000)
     hide: list[Literal["gradient", "fading"]] = _is(
         [], "ablation: these observations are set to 1 in training and test"
     )
@@ -275,13 +275,38 @@ class AllocationConfig(_Branch):
                 yield f"allocation.{field}", names, "a list without repetitions"
 
 
+class MappoConfig(_Branch):
+    """Training of the agents by policy gradients (qmix.algorithm: mappo)."""
+
+    rate: Rate = _is(5e-4, "Adam rate of the agents, falling linearly to 0")
+    critic_rate: Rate = _is(5e-4, "Adam rate of the critic, falling likewise")
+    clip: float = _is(0.2, "a probability ratio farther from 1 than this earns no more", gt=0, le=1)
+    epochs: Count = _is(4, "passes over a batch of episodes")
+    minibatches: Count = _is(4, "parts of a batch, one update each")
+    gae_lambda: Share = _is(0.95, "weight of later decisions in an advantage")
+    entropy_start: Weight = _is(0.1, "weight of the agents' entropy at the first episode")
+    entropy_end: Weight = _is(0.0, "and at the last; linear between")
+    value_hidden: Listed[Width] = _is([128, 128], "hidden layers of the central critic")
+    max_grad_norm: Rate = _is(10.0, "longer gradients are cut to this length")
+
+
 class QmixConfig(_Branch):
     """Training of the agents (paper: table II)."""
 
+    algorithm: Literal["qmix", "mappo"] = _is(
+        "qmix", "Q-learning, or policy gradients with a central critic (fields in mappo)"
+    )
     mixer: Literal["qmix", "qplex", "vdn", "independent"] = _is(
         "qmix", "how agents' values combine: monotonic mixing, duplex dueling, a sum, or not"
     )
+    state: Literal["client", "order"] = _is(
+        "client",
+        "the mixer's and critic's state: clients by number, or shortest expected time first",
+    )
     share_parameters: bool = _is(False, "one network for all agents, told apart by an agent id")
+    client_id: bool = _is(
+        True, "a shared network is told the client's number; false: not even that"
+    )
     hidden: Listed[Width] = _is([250, 120, 120], "hidden layers of an agent network")
     mixing_width: Whole = _is(32, "hidden units of the mixing network", ge=1, le=10_000)
     hypernet_width: Whole = _is(64, "hidden units of the hypernetworks", ge=1, le=10_000)
@@ -364,11 +389,17 @@ class QmixConfig(_Branch):
         le=1,
     )
     payload_episodes: Whole = _is(10_000, "episodes until that share is 1", ge=1, le=10**12)
+    mappo: MappoConfig = _is(MappoConfig(), "algorithm mappo")
 
     def _faults(self) -> _Faults:
         if self.parallel_episodes % self.layouts:
             dealt = f"a divisor of qmix.parallel_episodes = {self.parallel_episodes}"
             yield "qmix.layouts", self.layouts, dealt
+        if not (self.client_id or self.share_parameters):
+            yield "qmix.client_id", False, "true unless qmix.share_parameters is true"
+        if self.algorithm == "mappo" and self.parallel_episodes % self.mappo.minibatches:
+            fits = f"a divisor of qmix.parallel_episodes = {self.parallel_episodes}"
+            yield "qmix.mappo.minibatches", self.mappo.minibatches, fits
         size = f"qmix.replay_size = {self.replay_size}"
         if self.batch_size > self.replay_size:
             yield "qmix.batch_size", self.batch_size, f"at most {size}"

@@ -9,6 +9,7 @@ from fedfade.uplink.observation import (
     observe,
     part_columns,
     plan_preference,
+    ranked_clients,
     state_width,
     static_observation,
 )

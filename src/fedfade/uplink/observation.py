@@ -37,8 +37,8 @@ def observation_width(scenario: Scenario) -> int:
 
 
 def state_width(scenario: Scenario) -> int:
-    """Numbers in the global state."""
-    return scenario.clients * (scenario.bands + 3) + 2
+    """Numbers in the global state; in the order of rank it ends in who has which rank."""
+    return scenario.clients * (scenario.bands + 3 + scenario.ranked_state) + 2
 
 
 def static_observation(
@@ -60,13 +60,21 @@ def static_observation(
         part = parts.load_part(name)
         static = part.static(scenario, round_, slots)
         seen.append(static.expand(*full, part.width(scenario)))
+    snr, deviation = parts.scaled_snr(scenario, round_), parts.scaled_deviation(scenario, round_)
+    fading, order = parts.scaled_fading(scenario, round_, slots), snr[:, :0]
+    if scenario.ranked_state:
+        clients = parts.order_of(scenario, round_).clients  # [episode, place]
+        snr, deviation = snr.gather(1, clients), deviation.gather(1, clients)
+        fading = fading.gather(2, clients[:, None, :, None].expand(fading.shape))
+        order = clients / scenario.clients
     state = [
-        parts.scaled_snr(scenario, round_).expand(*shape, -1),
-        parts.scaled_fading(scenario, round_, slots).transpose(0, 1).flatten(2),
+        snr.expand(*shape, -1),
+        fading.transpose(0, 1).flatten(2),
         torch.zeros(*shape, scenario.clients, device=scenario.device),
         parts.scaled_clock(scenario, slots)[:, None, None].expand(*shape, 1),
-        parts.scaled_deviation(scenario, round_).expand(*shape, -1),
+        deviation.expand(*shape, -1),
         (round_.number / scenario.rounds)[:, None].expand(*shape, 1),
+        order.expand(*shape, -1),
     ]
     return StaticObservation(torch.cat(seen, dim=-1), torch.cat(state, dim=-1))
 
@@ -87,8 +95,16 @@ def fill_observation(scenario: Scenario, blank: Tensor, progress: Progress) -> T
 def fill_state(scenario: Scenario, blank: Tensor, progress: Progress) -> Tensor:
     """Write the progress into one slot's static state, in place: [episode, width]."""
     where = slice(scenario.clients * (1 + scenario.bands), scenario.clients * (2 + scenario.bands))
-    blank[:, where] = progress.remaining_bits * (1.0 / scenario.payload_bits)
+    share = progress.remaining_bits * (1.0 / scenario.payload_bits)
+    if scenario.ranked_state:
+        share = share.gather(1, ranked_clients(blank, scenario.clients))
+    blank[:, where] = share
     return blank
+
+
+def ranked_clients(state: Tensor, clients: int) -> Tensor:
+    """Who has which rank, as a state in the order of rank says: [..., place] int64."""
+    return (state[..., -clients:] * clients).round().long()
 
 
 def observe(scenario: Scenario, round_: Round, progress: Progress, slot: int) -> Tensor:

@@ -14,7 +14,15 @@ from torch import Tensor
 
 from fedfade.errors import UserError, not_allowed
 from fedfade.seams import PARTS, ask
-from fedfade.uplink.plan import after_turn, expected_slots, holder_done, reserve, timetable
+from fedfade.uplink.plan import (
+    Order,
+    after_turn,
+    expected_slots,
+    holder_done,
+    reserve,
+    service_order,
+    timetable,
+)
 from fedfade.uplink.slot import Round, Scenario
 
 # Centre and scale of each quantity in the units named.
@@ -149,6 +157,11 @@ def scaled_clock(scenario: Scenario, slots: Tensor) -> Tensor:
     return (scenario.slots - slots) / scenario.slots
 
 
+def order_of(scenario: Scenario, round_: Round) -> Order:
+    """Clients in the order of their expected times."""
+    return service_order(scenario, mean_snr(scenario, round_), round_.number)
+
+
 # --- built-in parts: [slot, client, episode, width], or broadcast to it --------------------------
 
 
@@ -222,6 +235,58 @@ def _time_to_finish(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
     return (needed / scenario.slots).clamp(max=BOUND).T[None, :, :, None]
 
 
+def _order(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
+    """Own rank (one of N), everybody's expected rounds in the order of rank; the work of those
+    before me, and of everybody up to each rank, all sub-bands' slots of a round being 1."""
+    order, longest = order_of(scenario, round_), PLAN_BOUND * scenario.slots
+    needed = order.slots.gather(1, order.clients).clamp(max=longest)  # [episode, place]
+    work = needed.cumsum(-1)
+    before = torch.nn.functional.pad(work[:, :-1], (1, 0)).gather(1, order.rank)
+    whole = scenario.bands * scenario.slots
+    place = torch.arange(scenario.clients, device=scenario.device)
+    rank = (order.rank.T[..., None] == place).float()  # [client, episode, place]
+    columns = [
+        rank,
+        (needed / scenario.slots).expand_as(rank),
+        (before / whole).clamp(max=PLAN_BOUND).T[..., None],
+        (work / whole).clamp(max=PLAN_BOUND).expand_as(rank),
+    ]
+    return torch.cat(columns, dim=-1)[None]
+
+
+def _slack(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
+    """Share of the slots left, and rounds a whole payload takes alone on a sub-band."""
+    needed = (order_of(scenario, round_).slots / scenario.slots).clamp(max=BOUND).T[None]
+    needed = needed.expand(len(slots), -1, -1)
+    clock = scaled_clock(scenario, slots)[:, None, None].expand(needed.shape)
+    return torch.stack([clock, needed], dim=-1)
+
+
+def _update_slack(scenario: Scenario, columns: Tensor, share: Tensor) -> None:
+    """What would be left of the round, and what the bits left take."""
+    slack, needed = torch.split(columns, 1, dim=-1)
+    needed.mul_(share).clamp_(max=PLAN_BOUND)
+    slack.sub_(needed)
+
+
+def _in_order(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
+    """Who has which rank; a slot puts in whether that client has finished."""
+    return order_of(scenario, round_).clients.float()[None, None]
+
+
+def _update_finished_order(scenario: Scenario, columns: Tensor, share: Tensor) -> None:
+    done = (share <= 0)[..., 0].T  # [episode, client]
+    columns.copy_(done.gather(1, columns[0].long()))
+
+
+def _order_fading(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
+    """`others_fading` in the order of rank."""
+    fading = _others_fading(scenario, round_, slots)
+    fading = fading.view(*fading.shape[:-1], scenario.clients, scenario.bands)
+    clients = order_of(scenario, round_).clients[:, :, None]
+    return fading.gather(-2, clients.expand(fading.shape)).flatten(-2)
+
+
 def _blank(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
     return torch.zeros(1, 1, 1, 1, device=scenario.device)
 
@@ -260,4 +325,15 @@ RESERVATION = LoadedPart(
 )
 TIME_TO_FINISH = LoadedPart(
     _time_to_finish, update=lambda scenario, columns, share: columns.mul_(share)
+)
+ORDER = LoadedPart(_order, width=lambda scenario: 3 * scenario.clients + 1)
+SLACK = LoadedPart(_slack, width=lambda scenario: 2, update=_update_slack)
+FINISHED_ORDER = LoadedPart(
+    _in_order,
+    width=lambda scenario: scenario.clients,
+    update=_update_finished_order,
+    told="finished",
+)
+ORDER_FADING = LoadedPart(
+    _order_fading, width=lambda scenario: scenario.clients * scenario.bands, told="fading"
 )

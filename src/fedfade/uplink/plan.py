@@ -49,6 +49,25 @@ def shortest_first(scenario: Scenario, slots: Tensor, round_number: Tensor) -> T
     return by_turn.gather(-1, slots.gather(-1, by_turn).argsort(dim=-1, stable=True))
 
 
+class Order(NamedTuple):
+    """Who is served before whom, which everybody works out from the announced gains."""
+
+    clients: Tensor  # [episode, place] shortest expected time first
+    rank: Tensor  # [episode, client] its place, from 0
+    slots: Tensor  # [episode, client] expected for a whole payload alone on a sub-band
+
+
+def service_order(scenario: Scenario, snr: Tensor, round_number: Tensor) -> Order:
+    """The order of expected times under the scenario's own fading. The order is that of any
+    fading; the times of Rayleigh fading would be too long where a sub-band is an average."""
+    bits_per_slot = best_rate(snr, 1, scenario.fading_shape) * (
+        scenario.bandwidth_hz * scenario.slot_s
+    )
+    slots = scenario.payload_bits / bits_per_slot.clamp(min=torch.finfo(torch.float32).tiny)
+    clients = shortest_first(scenario, slots, round_number)
+    return Order(clients, clients.argsort(-1), slots)
+
+
 MARGIN = 1.1
 """A client may start if its expected end is at most this many rounds away. The estimate assumes
 Rayleigh fading; a sub-band's average fades less, so that clients tend to finish earlier."""

@@ -47,6 +47,7 @@ class Scenario:
     csi_delay_slots: int  # age of the fading others announce
     hold_slots: int  # an agent decides in slots 0, hold_slots, 2 hold_slots, ...
     hop_subbands: bool  # the sub-bands agents see and choose are logical
+    ranked_state: bool  # clients stand in the state by rank instead of by number
 
     @property
     def levels(self) -> int:
@@ -96,6 +97,7 @@ def scenario_from_config(
         csi_delay_slots=allocation.csi_delay_slots,
         hold_slots=config.qmix.hold_slots,
         hop_subbands=config.qmix.hop_subbands,
+        ranked_state=config.qmix.state == "order",
     )
 
 

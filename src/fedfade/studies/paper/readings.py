@@ -7,6 +7,7 @@ Trainings that fit lie side by side in one program. What is finished is skipped,
 be done in portions (`--only`); tables hold what has been done so far.
 """
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -17,9 +18,11 @@ import pandas as pd
 from pandas import DataFrame
 
 from fedfade import agents
+from fedfade.agents.trainer import Diverged
 from fedfade.config import Config, changed
 from fedfade.device import pick_device
 from fedfade.experiments.run_folder import decisive, mark
+from fedfade.storage import write_json
 from fedfade.studies.frames import kept, markdown, matching, means
 from fedfade.studies.noise import RULE, Difference, beyond, paired
 from fedfade.studies.paper import charts
@@ -48,6 +51,8 @@ CLAIMS = {
 TASKS = {"training": range(3000, 3004), "test": range(4000, 4002)}
 """Seeds of the federated tasks whose gradients are recorded: none is met twice."""
 MEASURED = ("uploads", "reward", "fairness")
+DIVERGED = "diverged.json"
+"""In the folder of a training whose values left the numbers: it is not tried again."""
 
 
 def compute(setting: Setting) -> dict[str, DataFrame]:
@@ -58,13 +63,14 @@ def compute(setting: Setting) -> dict[str, DataFrame]:
     clock, tables = Clock(setting.say), []
     for number, reading in enumerate(plan.readings):
         configs, folders = _trainings(setting, reading)
-        if reading not in chosen and untrained(configs, folders):
+        if reading not in chosen and _waiting(configs, folders):
             continue
         path = _file(setting, reading, folders)
         if reading in chosen or path.is_file():
             clock(f"readings: trying {number + 1} of {len(plan.readings)}, {reading.name}")
             table = kept(path, partial(_tried, setting, configs[0], folders))
-            tables.append(table.assign(reading=reading.name))
+            lost = sum(map(_diverged, folders))
+            tables.append(table.assign(reading=reading.name, diverged=float(lost)))
     return {"readings/lines": pd.concat(tables, ignore_index=True)}
 
 
@@ -110,7 +116,7 @@ def _train(setting: Setting, readings: Sequence[Reading]) -> None:
     each = [_trainings(setting, reading) for reading in readings]
     configs = [config for own, _ in each for config in own]
     folders = [folder for _, own in each for folder in own]
-    waiting = untrained(configs, folders)
+    waiting = _waiting(configs, folders)
     configs = [configs[number] for number in waiting]
     folders = [folders[number] for number in waiting]
     for config in configs:
@@ -126,7 +132,25 @@ def _train(setting: Setting, readings: Sequence[Reading]) -> None:
         later = sum(map(len, programs[number + 1 :])) / len(program)
         what = f"readings: program {number + 1} of {len(programs)}, {len(program)} trainings"
         tell = on_report(setting, what, total, TimeLeft(total, later))
-        agents.train_together([configs[n] for n in program], [folders[n] for n in program], tell)
+        left = {folders[n]: configs[n] for n in program}
+        while left:
+            try:
+                agents.train_together([*left.values()], [*left], tell)
+                break
+            except Diverged as error:  # an answer, too; the others go on
+                lost = next(folder for folder in left if folder == error.folder)
+                setting.say(f"readings: {lost.parent.name}: {error}")
+                write_json(lost / DIVERGED, {"says": str(error)})
+                del left[lost]
+
+
+def _diverged(folder: Path) -> bool:
+    return (folder / DIVERGED).is_file()
+
+
+def _waiting(configs: Sequence[Config], folders: Sequence[Path]) -> list[int]:
+    """Which trainings are neither finished nor at an end."""
+    return [number for number in untrained(configs, folders) if not _diverged(folders[number])]
 
 
 class TimeLeft:
@@ -151,7 +175,7 @@ class TimeLeft:
 
 def _file(setting: Setting, reading: Reading, folders: Sequence[Path]) -> Path:
     """What was played of a reading; its name says of which agents."""
-    marks = [*map(agents_mark, folders)]
+    marks = [None if _diverged(folder) else agents_mark(folder) for folder in folders]
     digest = mark(marks, PLAYED, setting.reading_seeds, setting.grid.reading_rounds)
     return setting.out / "readings" / "runs" / f"{reading.name}-{digest}.csv"
 
@@ -160,7 +184,8 @@ def _tried(setting: Setting, config: Config, folders: Sequence[Path]) -> DataFra
     rounds, device = config.run.rounds, pick_device(config.run.device)
     numbers = spread_out(min(setting.grid.reading_rounds, rounds), rounds)
     source = RecordedGradients(config, _record(setting, config, "test"), device)
-    trained = dict(zip(setting.training_seeds, folders, strict=True))
+    each = zip(setting.training_seeds, folders, strict=True)
+    trained = {seed: None if _diverged(folder) else folder for seed, folder in each}
     return tried(config, setting.reading_seeds, numbers, source, PLAYED, trained, device)
 
 
@@ -169,7 +194,8 @@ def draw(setting: Setting) -> charts.Drawn:
     plan, lines = load_plan(setting.search.file, setting.base), setting.table("readings/lines")
     tables = {str(name): own for name, own in lines.groupby("reading", sort=False)}
     uses = {name: use_of_inputs(own) for name, own in tables.items()}
-    learned = who_learned(uses)
+    whole = {name: not own["diverged"].any() for name, own in tables.items()}
+    learned = {name: whole[name] and found for name, found in who_learned(uses).items()}
     agents_as_is = {"policy": QMIX, "swapped": AS_IS}
     differences = {
         field: {
@@ -233,11 +259,16 @@ def _summary(
     by_training = means(matching(as_is, policy=QMIX), "training", "uploads")
     line: dict[str, Any] = {"reading": name, "differs": differs or "nothing"}
     line |= {"least": by_training.min(), "most": by_training.max()}
+    line["diverged"] = own["diverged"].iloc[0]
     for field in MEASURED:
         found = means(as_is, "policy", field)
-        line |= {f"{field} {policy}": found[policy] for policy in (QMIX, *PLAYED)}
+        line |= {f"{field} {policy}": found.get(policy, math.nan) for policy in (QMIX, *PLAYED)}
     line |= {f"kept {part}": share for part, share in use.kept.items()}
     return {**line, "learned": "yes" if learned else "no", "claims": held}
+
+
+def _number(value: float, digits: int = 2) -> str:
+    return "-" if math.isnan(value) else f"{value:.{digits}f}"
 
 
 def _text(
@@ -248,7 +279,7 @@ def _text(
     verdicts: Mapping[str, Mapping[str, Sequence[str]]],
 ) -> str:
     """Tables, and how to read them."""
-    trainings = matching(lines, policy=QMIX)["training"].nunique()
+    trainings = len(setting.training_seeds)
     seeds, many = lines["seed"].nunique(), len(verdicts)
     rows = summary.to_dict("records")
     order = (QMIX, *PLAYED)
@@ -257,7 +288,11 @@ def _text(
         return markdown(["reading", *heads], [[row["reading"], *cells(row)] for row in rows])
 
     def numbers(field: str, row: Mapping[str, Any]) -> list[str]:
-        return [f"{row[f'{field} {policy}']:.2f}" for policy in order]
+        return [_number(row[f"{field} {policy}"]) for policy in order]
+
+    def of_trainings(row: Mapping[str, Any]) -> str:
+        lost = f", {row['diverged']:.0f} diverged" if row["diverged"] else ""
+        return f"{_number(row['least'])} to {_number(row['most'])}{lost}"
 
     parts = [name.removeprefix("kept ") for name in summary if name.startswith("kept ")]
     ranked = summary.sort_values(["claims", f"uploads {QMIX}"], ascending=False, kind="stable")
@@ -286,14 +321,15 @@ def _text(
         "Gradients are Gram matrices recorded from real federated rounds in which everybody "
         f"delivers ({len(TASKS['training'])} tasks to train on, {len(TASKS['test'])} others to be "
         "tried on): live rounds under every training would take most of the time.",
-        f"{RULE} Here a verdict's family is all readings. {LEARNED}",
+        f"{RULE} Here a verdict's family is all readings. {LEARNED} Where a training diverged, "
+        "they did not.",
         "Uploads per round; of QMIX the mean, and least to most of the trainings:",
         table(
             ["differs in", *order, "trainings", "learned", "claims held"],
             lambda row: [
                 row["differs"],
                 *numbers("uploads", row),
-                f"{row['least']:.2f}-{row['most']:.2f}",
+                of_trainings(row),
                 row["learned"],
                 row["claims"],
             ],
@@ -304,7 +340,7 @@ def _text(
         table(order, partial(numbers, "fairness")),
         "Uploads kept in % when agents see another episode's part of the observation (of "
         "`slots_left`, the same in all episodes, a clock that runs backwards):",
-        table(parts, lambda row: [f"{100 * row[f'kept {part}']:.0f}" for part in parts]),
+        table(parts, lambda row: [_number(100 * row[f"kept {part}"], 0) for part in parts]),
         f"Claims, {many} x {len(rows)} comparisons; not reproduced where agents did not learn:",
         markdown(["claim", "holds in", "does not hold in", "not reproduced in"], claims),
         "Factors and their levels, the default first:",

@@ -115,15 +115,13 @@ def _row_of_the_map(setting: Setting, configs: Sequence[Config], bits: float) ->
         )
         for c in configs
     ]
-    players = [Player(load_policy(name)) for name in PLAYED]
+    players = [Player(name, load_policy(name)) for name in PLAYED]
     for seed, folder in zip(setting.training_seeds, agent_folders(setting), strict=True):
-        players.append(Player(load_policy_checkpoint(folder, config), str(seed)))
+        players.append(Player(QMIX, load_policy_checkpoint(folder, config), str(seed)))
+    if setting.plus:
+        players.append(Player(QMIX_PLUS, load_shipped_policy(QMIX_PLUS, config)))
     source = SyntheticGradients(changed(config, {"learning.payload_bits": bits}), device)
     table = play_cells(cells, range(config.run.rounds), source, players)
-    if setting.plus:
-        plus = [Player(load_shipped_policy(QMIX_PLUS, config))]
-        own = play_cells(cells, range(config.run.rounds), source, plus).assign(policy=QMIX_PLUS)
-        table = pd.concat([table, own])
     return table[[*_CELL, "policy", "training", "seed", "uploads"]]
 
 

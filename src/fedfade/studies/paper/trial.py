@@ -4,6 +4,7 @@ Agents of every training meet every evaluation seed. Where training keeps one la
 stay, tasks that restart the same), each training is tried in its own, on fading it has not seen.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from fedfade.config import Config, changed
 from fedfade.device import one_thread
 from fedfade.experiments.metrics import jain
 from fedfade.experiments.uploads import Uplink, joined
-from fedfade.studies.frames import matching
+from fedfade.studies.frames import matching, means
 from fedfade.studies.noise import Difference, beyond, paired
 from fedfade.studies.paper.setting import QMIX
 from fedfade.studies.swap import ALL, AS_IS, swap_test
@@ -32,8 +33,9 @@ LEARNED = (
 
 
 class Player(NamedTuple):
-    """Who plays, and whether with swapped observations too."""
+    """Who plays, by which name in tables, and whether with swapped observations too."""
 
+    name: str
     policy: Policy
     training: str = ""
     swaps: bool = False
@@ -67,7 +69,7 @@ def play_cells(
 
     def lines(player: Player, swapped: str, outcome: Outcome) -> Iterable[dict[str, Any]]:
         served, reward = by_seed(outcome.delivered), by_seed(outcome.reward)
-        who = {"policy": player.policy.name, "training": player.training, "swapped": swapped}
+        who = {"policy": player.name, "training": player.training, "swapped": swapped}
         for place, cell in enumerate(cells):
             for seed, shares, paid in zip(seeds, served[place], reward[place], strict=True):
                 got = {"uploads": float(shares.sum()), "reward": float(paid)}
@@ -97,25 +99,28 @@ def tried(
     numbers: Sequence[int],
     source: GradientSource,
     policies: Sequence[str],
-    agents: Mapping[int, Path],
+    agents: Mapping[int, Path | None],
     device: torch.device,
 ) -> DataFrame:
-    """Policies and the agents of every training seed, these with swapped observations too."""
+    """Policies and the agents of every training seed, where there are any, these with swapped
+    observations too."""
     config = changed(config, {"run.seed": seeds[0], "run.seeds": len(seeds)})
     players = {
-        seed: Player(load_policy_checkpoint(folder, config), str(seed), swaps=True)
+        seed: Player(QMIX, load_policy_checkpoint(folder, config), str(seed), swaps=True)
         for seed, folder in agents.items()
+        if folder is not None
     }
     with one_thread():
         if not keeps_its_layout(config):
             cell = CellPlayed({}, Uplink(config, source.payload_bits, device))
-            everybody = [*(Player(load_policy(name)) for name in policies), *players.values()]
+            everybody = [*(Player(name, load_policy(name)) for name in policies), *players.values()]
             return play_cells([cell], numbers, source, everybody)
         tables = []
-        for seed, player in players.items():
+        for seed in agents:
             cell = CellPlayed({}, Uplink(config, source.payload_bits, device, layout=seed))
-            others = [Player(load_policy(name), str(seed)) for name in policies]
-            tables.append(play_cells([cell], numbers, source, [*others, player]))
+            others = [Player(name, load_policy(name), str(seed)) for name in policies]
+            own = [players[seed]] if seed in players else []
+            tables.append(play_cells([cell], numbers, source, [*others, *own]))
         return concat(tables, ignore_index=True)
 
 
@@ -138,9 +143,9 @@ def use_of_inputs(lines: DataFrame) -> Use:
     others = [name for name in lines["policy"].unique() if name != QMIX]
     above = {name: paired(lines, agents, {"policy": name}, "uploads") for name in others}
     swapped = paired(own, {"swapped": AS_IS}, {"swapped": ALL}, "uploads")
-    uploads = own.groupby("swapped", sort=False)["uploads"].mean()
-    kept = (uploads / uploads[AS_IS]).drop(AS_IS).to_dict()
-    return Use(above, swapped, kept)
+    uploads = means(own, "swapped", "uploads")
+    before = uploads.get(AS_IS, 0.0) or math.nan  # nobody delivers: nothing to keep
+    return Use(above, swapped, (uploads / before).drop(AS_IS, errors="ignore").to_dict())
 
 
 def learned_facts(lines: DataFrame) -> dict[str, Any]:

@@ -1,0 +1,325 @@
+"""MAPPO (Yu et al. 2022): agents learn by policy gradients, a central critic says what a state is
+worth.
+
+The agents are the networks of Q-learning; what they answer are logits, in training an action is
+drawn from them, and executed is the largest. They play a batch of episodes into an `EpisodeMemory`;
+from it they learn in a few passes, no farther away from what played it than PPO's clip allows. The
+critic sees the state, in training alone.
+
+Runs, one per seed, lie side by side and share nothing: the loss is a sum over runs. Nothing waits
+for the device, so an update can be recorded.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedfade.agents.networks import Generators, StackedLinear, Tensors, make_agents
+from fedfade.agents.optimisers import Flat, adam_step, clip
+from fedfade.config import QmixConfig
+from fedfade.graphs import SideStream, fused
+from fedfade.randomness import fold, streams, torch_generator, uniform
+
+EPSILON = 1e-5  # of Adam
+MEMORY = 0.99  # a batch: how slowly the running mean of returns forgets
+
+
+class EpisodeMemory:
+    """A batch of episodes of every run: what was seen, done and earned at each decision.
+
+    There is room for one look more than there are decisions, which nobody learns from.
+    """
+
+    def __init__(
+        self,
+        decisions: int,
+        episodes: int,
+        agents: int,
+        width: int,
+        state_width: int,
+        runs: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.decisions, self.episodes = decisions, episodes
+        by_agent, by_run = (runs * agents, episodes), (runs, episodes)
+        self.observation = torch.zeros(decisions + 1, *by_agent, width, device=device)
+        self.state = torch.zeros(decisions + 1, *by_run, state_width, device=device)
+        self.choice = torch.zeros(decisions, *by_agent, dtype=torch.int64, device=device)
+        self.log_prob = torch.zeros(decisions, *by_agent, device=device)
+        self.active = torch.zeros(decisions, *by_agent, device=device)  # 1, or 0 once finished
+        self.reward = torch.zeros(decisions, *by_run, device=device)
+        self.advantage = torch.zeros(runs, decisions, episodes, device=device)
+        self.target = torch.zeros_like(self.advantage)  # of the critic
+
+    def see(self, decision: Tensor, observation: Tensor, state: Tensor) -> None:
+        """What is observed before decision number `decision` [1]: [run x agent, episode, width],
+        [run, episode, width]."""
+        self.observation.index_copy_(0, decision, observation[None])
+        self.state.index_copy_(0, decision, state[None])
+
+    def act(
+        self, decision: Tensor, choice: Tensor, log_prob: Tensor, active: Tensor, reward: Tensor
+    ) -> None:
+        """What was done, with which probability, by whom it mattered [run x agent, episode], and
+        what all earned by it [run, episode]."""
+        self.choice.index_copy_(0, decision, choice[None])
+        self.log_prob.index_copy_(0, decision, log_prob[None])
+        self.active.index_copy_(0, decision, active[None].to(self.active.dtype))
+        self.reward.index_copy_(0, decision, reward[None])
+
+    def tensors(self) -> list[Tensor]:
+        """All that playing and learning write."""
+        return [tensor for tensor in vars(self).values() if isinstance(tensor, Tensor)]
+
+
+class Sample(NamedTuple):
+    """Some episodes of a batch, all their decisions in a row."""
+
+    observation: Tensor  # [run x agent, sample, width]
+    state: Tensor  # [run, sample, width]
+    choice: Tensor  # [run x agent, sample] int64
+    log_prob: Tensor  # [run x agent, sample]
+    active: Tensor  # [run x agent, sample]
+    advantage: Tensor  # [run, sample]
+    target: Tensor  # [run, sample]
+
+
+class Critic(nn.Module):
+    """What a state is worth, in standard deviations of returns: [run, batch, width] to [run,
+    batch]."""
+
+    def __init__(self, width: int, hidden: Sequence[int], generators: Generators) -> None:
+        super().__init__()
+        sizes = pairwise([width, *hidden, 1])
+        self.layers = nn.ModuleList(StackedLinear(*size, generators) for size in sizes)
+
+    def forward(self, state: Tensor) -> Tensor:
+        x = state
+        for layer in self.layers[:-1]:
+            x = layer(x).relu()
+        value: Tensor = self.layers[-1](x)
+        return value[..., 0]
+
+
+class MappoLearner:
+    """Agents and critic of every run, and how they learn; faces as `Learner` has them."""
+
+    def __init__(
+        self,
+        config: QmixConfig,
+        agents: int,
+        width: int,
+        state_width: int,
+        actions: int,
+        seeds: Sequence[int],
+        device: torch.device | str = "cpu",
+        preference: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        self.config, self.runs = config, len(seeds)
+        drawn = [torch_generator(seed, "agent networks") for seed in seeds]
+        self.agents = make_agents(config, agents, width, actions, drawn, preference)
+        # A state in the order of rank ends in who has which, which is no business of the critic's.
+        self._state_width = state_width - (agents if config.state == "order" else 0)
+        drawn = [torch_generator(seed, "critic") for seed in seeds]
+        self.critic = Critic(self._state_width, config.mappo.value_hidden, drawn)
+        self.agents.to(device), self.critic.to(device)
+        self._flat = [Flat(self.agents, self.runs), Flat(self.critic, self.runs)]
+        self._longest = torch.tensor(config.mappo.max_grad_norm, device=device)
+        self._mean = [torch.zeros_like(flat.values) for flat in self._flat]
+        self._square = [torch.zeros_like(flat.values) for flat in self._flat]
+        self.steps = torch.zeros((), dtype=torch.int64, device=device)  # of the optimiser, ever
+        # Of all returns, the older the less: how many batches, their mean, their mean square.
+        self._returns = torch.zeros(self.runs, 3, device=device)
+        self._shuffle = streams(seeds, "minibatches", device=device)  # [run]
+        self._room = cache(lambda size: (self.agents.make_room(size), self.agents.make_room(size)))
+        self._side = SideStream(self.steps.device)
+
+    @torch.no_grad()
+    def sample(self, observation: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """An action for every agent and the logarithm of its probability: [run x agent, batch];
+        `keys` [run]."""
+        return drawn(self.agents.preferred(observation, self.agents(observation)), keys)
+
+    def update(self, memory: EpisodeMemory, done: Tensor) -> Tensor:
+        """Learn from a batch of episodes when the share `done` [] of the training is over; mean
+        squared error of the critic, mean value of a state, mean entropy: [3, run]."""
+        value = self._look_back(memory)
+        mappo, figures = self.config.mappo, []
+        for _ in range(mappo.epochs):
+            order = uniform(fold(self._shuffle, self.steps), (memory.episodes,)).argsort(-1)
+            for episodes in order.chunk(mappo.minibatches, -1):  # [run, episode]
+                figures.append(self._step(self._pick(memory, episodes), done))
+        error, entropy = torch.stack(figures).mean(0)
+        return torch.stack([error, value, entropy])
+
+    @torch.no_grad()
+    def _look_back(self, memory: EpisodeMemory) -> Tensor:
+        """Advantages of the actions taken, targets of the critic; the mean value: [run]."""
+        shape = (self.runs, memory.decisions, memory.episodes)
+        state = memory.state[:-1].transpose(0, 1).flatten(1, 2)
+        worth = self._scale(self.critic(state[..., : self._state_width]).view(shape))
+        gain, returns = advantages(memory.reward.transpose(0, 1), worth, self._discounts)
+        now = torch.stack([torch.ones_like(returns), returns, returns.square()]).mean((2, 3)).T
+        self._returns.lerp_(now, 1.0 - MEMORY)
+        mean, deviation = self._normal()
+        memory.target.copy_((returns - mean) / deviation)
+        # Normalised as they will be averaged: over the agents that had a say.
+        active = memory.active.view(memory.decisions, self.runs, -1, memory.episodes)
+        weight = active.sum(2).transpose(0, 1)
+        weight = weight / weight.sum((1, 2), keepdim=True).clamp(min=1.0)
+        gain = gain - (weight * gain).sum((1, 2), keepdim=True)
+        spread = (weight * gain.square()).sum((1, 2), keepdim=True).sqrt()
+        memory.advantage.copy_(gain / (spread + 1e-8))
+        return worth.mean((1, 2))
+
+    @property
+    def _discounts(self) -> tuple[float, float]:
+        return self.config.gamma, self.config.gamma * self.config.mappo.gae_lambda
+
+    def _normal(self) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of returns: [run, 1, 1]; 0 and 1 before there are any."""
+        weight, total, square = self._returns.T[..., None, None]
+        known = weight > 0
+        mean = torch.where(known, total / weight, 0.0)
+        variance = torch.where(known, square / weight - mean.square(), 1.0)
+        return mean, variance.clamp(min=1e-6).sqrt()
+
+    def _scale(self, normalised: Tensor) -> Tensor:
+        mean, deviation = self._normal()
+        return mean + deviation * normalised
+
+    def _pick(self, memory: EpisodeMemory, episodes: Tensor) -> Sample:
+        """These episodes [run, episode], of each run its own."""
+        decision = torch.arange(memory.decisions, device=episodes.device)[:, None]
+
+        def rows(stored: Tensor) -> Tensor:
+            """Of [decision, part, episode, ...], parts being runs or agents of all runs: [part,
+            sample, ...]."""
+            parts, most = stored.shape[1:3]
+            part = torch.arange(parts, device=episodes.device)[:, None, None]
+            own = episodes.repeat_interleave(parts // self.runs, 0)[:, None]
+            place = ((decision * parts + part) * most + own).flatten()
+            return stored.flatten(0, 2).index_select(0, place).view(parts, -1, *stored.shape[3:])
+
+        return Sample(
+            rows(memory.observation),
+            rows(memory.state),
+            rows(memory.choice),
+            rows(memory.log_prob),
+            rows(memory.active),
+            rows(memory.advantage.transpose(0, 1)),
+            rows(memory.target.transpose(0, 1)),
+        )
+
+    def _step(self, sample: Sample, done: Tensor) -> Tensor:
+        """One step of agents and critic; the critic's error and the entropy: [2, run]."""
+        kept, spare = self._room(sample.choice.shape[-1])
+        with torch.no_grad():
+            tape: Tensors = self.agents.layers(sample.observation, kept)
+        logits = tape[-1].detach().requires_grad_()
+        loss, entropy = self._actor_loss(logits, sample, done)
+        loss.sum().backward()  # type: ignore[no-untyped-call]
+        assert logits.grad is not None
+        self.agents.descend(tape, logits.grad, spare, self._side)
+        error = self._critic_loss(sample.state[..., : self._state_width], sample.target)
+        error.sum().backward()  # type: ignore[no-untyped-call]
+        self._move(done)
+        return torch.stack([error.detach(), entropy])
+
+    @fused
+    def _actor_loss(self, logits: Tensor, sample: Sample, done: Tensor) -> tuple[Tensor, Tensor]:
+        """PPO's clipped objective with a bonus for entropy, to be made small, and the entropy, as
+        means over agents that had a say: [run]."""
+        mappo = self.config.mappo
+        log = self.agents.preferred(sample.observation, logits).log_softmax(-1)
+        ratio = (log.gather(-1, sample.choice[..., None])[..., 0] - sample.log_prob).exp()
+        advantage = sample.advantage.repeat_interleave(self.agents.agents, 0)
+        near = ratio.clamp(1.0 - mappo.clip, 1.0 + mappo.clip)
+        gain = torch.minimum(ratio * advantage, near * advantage)
+        entropy = -(log.exp() * log).sum(-1)
+        bonus = mappo.entropy_start + (mappo.entropy_end - mappo.entropy_start) * done
+        both = torch.stack([gain + bonus * entropy, entropy]) * sample.active
+        both = both.view(2, self.runs, -1).sum(-1)
+        gain, entropy = both / sample.active.view(self.runs, -1).sum(-1).clamp(min=1.0)
+        return -gain, entropy.detach()
+
+    @fused
+    def _critic_loss(self, state: Tensor, target: Tensor) -> Tensor:
+        value: Tensor = self.critic(state)
+        return (value - target).square().mean(-1)
+
+    def _move(self, done: Tensor) -> None:
+        """Along the gradients, which are then 0."""
+        self.steps += 1
+        mappo, left = self.config.mappo, 1.0 - done
+        for place, rate in enumerate((mappo.rate, mappo.critic_rate)):
+            flat = self._flat[place]
+            clip([flat], self._longest)
+            moments = (self._mean[place], self._square[place])
+            options = (rate * left, self.steps)
+            adam_step(flat.values, flat.gradient, *moments, *options, epsilon=EPSILON)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that learning changes, by name."""
+        flat = {name: tensor for name, (_, tensor) in self._parts().items()}
+        return flat | {"returns": self._returns, "steps": self.steps}
+
+    def take(self, run: int) -> dict[str, Tensor]:
+        """What an exact continuation of one run needs, as if it had been trained alone."""
+        found = {name: flat.take(tensor, run) for name, (flat, tensor) in self._parts().items()}
+        return found | {"returns": self._returns[run], "steps": self.steps}
+
+    def put(self, run: int, found: dict[str, Tensor]) -> None:
+        """The reverse of `take`."""
+        for name, (flat, tensor) in self._parts().items():
+            flat.put(tensor, run, found[name])
+        self._returns[run] = found["returns"]
+        self.steps.copy_(found["steps"])
+
+    def agents_of(self, run: int) -> dict[str, Tensor]:
+        """The agent networks of one run: all that execution needs."""
+        parameters = self.agents.state_dict()
+        return {name: value.chunk(self.runs)[run] for name, value in parameters.items()}
+
+    def _parts(self) -> dict[str, tuple[Flat, Tensor]]:
+        parts = {}
+        for place, name in enumerate(("actor", "critic")):
+            flat = self._flat[place]
+            parts[name] = (flat, flat.values)
+            parts[f"{name} mean"] = (flat, self._mean[place])
+            parts[f"{name} square"] = (flat, self._square[place])
+        return parts
+
+
+def drawn(logits: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Actions from softmax(logits) [run x agent, batch, action] and the logarithms of their
+    probabilities, by Gumbel's rule: the largest of logits with noise. `keys` [run]."""
+    of_run = (len(logits) // len(keys), *logits.shape[1:])
+    noise = -(-uniform(keys, of_run).flatten(0, 1).log()).log()
+    choice = (logits + noise).argmax(-1)
+    return choice, logits.log_softmax(-1).gather(-1, choice[..., None])[..., 0]
+
+
+def advantages(
+    reward: Tensor, value: Tensor, discounts: tuple[float, float]
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantages (Schulman et al. 2016) and the returns they amount to: [run,
+    decision, episode]. `discounts`: gamma, and gamma times lambda. After the last decision nothing
+    follows.
+
+    >>> one = torch.ones(1, 2, 1)
+    >>> [found.flatten().tolist() for found in advantages(one, one, (1.0, 0.5))]
+    [[1.0, 0.0], [2.0, 1.0]]
+    """
+    following = F.pad(value[:, 1:], (0, 0, 0, 1))
+    surprise = reward + discounts[0] * following - value
+    decision = torch.arange(value.shape[1], device=value.device)
+    ahead = decision - decision[:, None]
+    weight = torch.where(ahead >= 0, discounts[1] ** ahead.clamp(min=0).to(value.dtype), 0.0)
+    advantage = weight @ surprise
+    return advantage, advantage + value
