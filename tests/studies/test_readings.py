@@ -100,7 +100,7 @@ WRONG = [
     ("name: fixed", "name: default", "'default' and 'default' are the same twice"),
     ("layout: fixed}}", "layout: walking}}", "'default' and 'fixed' are the same twice"),
     ("cell.mobility: fixed", "cell.mobilty: fixed", "cell.mobilty is not a known field"),
-    ("cell.mobility: fixed", "sell.mobility: fixed", "sell.mobility: at least one is not a known"),
+    ("cell.mobility: fixed", "sell.mobility: fixed", "sell.mobility is not a known field"),
     ("cell.mobility: fixed", "cell.mobility: dance", "cell.mobility = 'dance' is not allowed"),
     ("    default: steps\n", "", "factor 'local-work' has no 'default'"),
     ("default: steps", "default: leaps", "leaps is not a known level"),

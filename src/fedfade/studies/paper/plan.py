@@ -11,6 +11,8 @@ from fedfade.storage import read_bytes
 
 OURS = Path(__file__).with_name("readings.yaml")
 _MAX_BYTES = 100_000
+NAME = r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,59}"
+ALLOWED = "letters, digits and . + _ - alone, at most 60"
 
 
 class Level(NamedTuple):
@@ -79,9 +81,11 @@ def _mapping(
     """A mapping of names; where `keys` are given of these alone, those `needed` among them."""
     if not isinstance(value, dict) or not value:
         raise not_allowed(what, value, "a mapping")
-    for key in value:
+    for key in map(str, value):
         if keys and key not in keys:
-            raise unknown(str(key), "key", what, keys)
+            raise unknown(key, "key", what, keys)
+        if not re.fullmatch(NAME, key):
+            raise not_allowed(f"a name in {what}", key, ALLOWED)
     for key in needed:
         if key not in value:
             raise UserError(f"{what} has no {key!r}.")
@@ -107,8 +111,8 @@ def _levels(factor: str, content: object, base: Config) -> dict[str, Level]:
 def _reading(content: object, factors: Mapping[str, Mapping[str, Level]]) -> Reading:
     asked = _mapping(content, "a reading", ("name", "levels"), needed=("name",))
     name = str(asked["name"])
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,59}", name):
-        raise not_allowed("name of a reading", name, "letters, digits and . + _ - alone")
+    if not re.fullmatch(NAME, name):
+        raise not_allowed("name of a reading", name, ALLOWED)
     levels = {}
     plain = _mapping(asked["levels"], f"levels of reading {name!r}") if asked.get("levels") else {}
     for factor, level in plain.items():
@@ -125,11 +129,13 @@ def _reading(content: object, factors: Mapping[str, Mapping[str, Level]]) -> Rea
 
 
 def _applied(base: Config, fields: Mapping[str, Any]) -> Config:
+    """The configuration with these fields; refused where one does not exist."""
+    tree = base.model_dump()
     for field in fields:
-        if not re.fullmatch(r"\w+(\.\w+)+", field):
-            raise not_allowed("a field of a level", field, "of the form section.field")
-    try:
-        return changed(base, fields)
-    except (KeyError, TypeError):
-        names = ", ".join(fields)
-        raise UserError(f"{names}: at least one is not a known field.") from None
+        *sections, _ = field.split(".")
+        branch: Any = tree
+        for section in sections:
+            branch = branch.get(section) if isinstance(branch, dict) else None
+        if not sections or not isinstance(branch, dict):
+            raise unknown(field, "field", "the configuration", tree)
+    return changed(base, fields)
