@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedfade.agents.mappo import EpisodeMemory, MappoLearner, advantages, drawn
+from fedfade.agents.mappo import EpisodeMemory, MappoLearner, advantages
+from fedfade.agents.networks import AgentNetworks
 from fedfade.config import QmixConfig, load_config
 from fedfade.errors import UserError
 from fedfade.randomness import fold, streams
@@ -32,16 +33,18 @@ def played(runs: int, seed: int, decisions: int = 4, episodes: int = 12) -> Epis
     generator = torch.Generator().manual_seed(seed)
     memory = EpisodeMemory(decisions, episodes, AGENTS, WIDTH, STATE, runs)
     by_agent = (runs * AGENTS, episodes)
-    running = torch.ones(by_agent)
+    finished = torch.zeros(by_agent, dtype=torch.bool)
     for number in range(decisions):
         place = torch.tensor([number])
         seen = torch.randn(*by_agent, WIDTH, generator=generator)
-        memory.see(place, seen, torch.randn(runs, episodes, STATE, generator=generator))
+        state = torch.randn(runs, episodes, STATE, generator=generator)
+        memory.see(place, seen, state, finished)
         choice = torch.randint(ACTIONS, by_agent, generator=generator)
         log_prob = math.log(1 / ACTIONS) + 0.3 * torch.randn(by_agent, generator=generator)
         reward = 2.0 + torch.randn(runs, episodes, generator=generator)
-        memory.act(place, choice, log_prob, running, reward)
-        running = running * (torch.rand(by_agent, generator=generator) < 0.7)
+        memory.act(choice, reward)
+        memory.log_prob[number] = log_prob
+        finished = finished | (torch.rand(by_agent, generator=generator) > 0.7)
     return memory
 
 
@@ -167,13 +170,16 @@ class Plain:
 
 @pytest.mark.parametrize("longest", [10.0, 0.1])
 @pytest.mark.parametrize("share", [False, True])
-def test_updates_are_those_of_a_plain_implementation(share: bool, longest: float) -> None:
+def test_updates_are_those_of_a_plain_implementation(
+    share: bool, longest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Four updates, so that moments, step counts and the running returns are in play."""
     config = config_of(share, epochs=1, minibatches=1, max_grad_norm=longest)
     learner = MappoLearner(config, AGENTS, WIDTH, STATE, ACTIONS, seeds=[1])
     plain = Plain(learner, share)
     for number in range(4):
         memory, done = played(1, seed=number), number / 10
+        monkeypatch.setattr(learner, "_remember_odds", lambda memory: None)  # of agents of before
         learner.update(memory, torch.tensor(done))
         plain.update(memory, done)
         for mine, theirs in plain.pairs(learner):
@@ -184,9 +190,8 @@ def test_updates_are_those_of_a_plain_implementation(share: bool, longest: float
 def test_who_has_finished_has_no_say() -> None:
     learners = [MappoLearner(config_of(), AGENTS, WIDTH, STATE, ACTIONS, seeds=[1]) for _ in "ab"]
     memory, other = played(1, seed=0), played(1, seed=0)
-    silent = other.active == 0
+    silent = other.active[:-1] == 0
     other.choice[silent] = (other.choice[silent] + 1) % ACTIONS
-    other.log_prob[silent] -= 1.0
     other.observation[:-1][silent] += 1.0
     for learner, one in zip(learners, (memory, other), strict=True):
         learner.update(one, torch.tensor(0.0))
@@ -205,15 +210,18 @@ def test_runs_side_by_side_are_those_alone(share: bool) -> None:
         figures = both.update(memory, torch.tensor(0.1))
         for run, learner in enumerate(alone):
             found = learner.update(part_of(memory, run), torch.tensor(0.1))
-            torch.testing.assert_close(figures[:, run], found[:, 0], rtol=1e-4, atol=1e-5)
+            for ours, theirs in zip(figures, found, strict=True):
+                torch.testing.assert_close(ours[run : run + 1], theirs, rtol=1e-4, atol=1e-5)
             for name, tensor in learner.take(0).items():
                 torch.testing.assert_close(both.take(run)[name], tensor, rtol=1e-4, atol=1e-5)
-            for name, tensor in learner.agents_of(0).items():
-                torch.testing.assert_close(both.agents_of(run)[name], tensor, rtol=1e-4, atol=1e-5)
+            for name, tensor in learner.kept.of(0).items():
+                torch.testing.assert_close(both.kept.of(run)[name], tensor, rtol=1e-4, atol=1e-5)
     keys, seen = streams([4, 5], "test"), memory.observation[0]
     for run, learner in enumerate(alone):
-        choice, _ = learner.sample(seen.chunk(2)[run], keys[run : run + 1])
-        assert torch.equal(both.sample(seen, keys)[0].chunk(2)[run], choice)
+        own = seen.chunk(2)[run]
+        choice = learner.agents.draw(own, learner.agents(own), keys[run : run + 1])
+        together = both.agents.draw(seen, both.agents(seen), keys)
+        assert torch.equal(together.chunk(2)[run], choice)
 
 
 def test_a_continuation_is_exact() -> None:
@@ -259,13 +267,13 @@ def test_every_pass_takes_every_episode_once(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_actions_are_drawn_as_often_as_their_probability_says() -> None:
     logits = torch.tensor([[2.0, 0.0, -1.0], [0.5, 0.5, 0.5]])[:, None].expand(2, 50_000, 3)
-    choice, log_prob = drawn(logits, torch.tensor([3]))
+    networks = AgentNetworks(2, 1, [4], 3, [torch.Generator()])
+    choice = networks.draw(torch.zeros(2, 50_000, 1), logits, torch.tensor([3]))
     wanted = logits[:, 0].softmax(-1)
     for agent in range(2):
         share = torch.bincount(choice[agent], minlength=3) / 50_000
         # standard deviation of a share: at most 0.0023
         torch.testing.assert_close(share, wanted[agent], atol=0.01, rtol=0.0)
-        assert torch.allclose(log_prob[agent].exp(), wanted[agent][choice[agent]])
 
 
 def test_two_clients_learn_to_pack() -> None:
@@ -290,9 +298,11 @@ def test_two_clients_learn_to_pack() -> None:
         for t in range(decisions):
             clock = torch.eye(decisions)[t]
             seen = torch.cat([torch.eye(2)[rank], clock.expand(2 * runs, episodes, 3)], -1)
-            memory.see(torch.tensor([t]), seen, clock.expand(runs, episodes, 3))
-            choice, log_prob = learner.sample(seen, fold(fold(keys, number), t))
-            choice = learner.agents.choose(seen, learner.agents(seen)) if greedy else choice
+            nobody = torch.zeros(2 * runs, episodes, dtype=torch.bool)
+            memory.see(torch.tensor([t]), seen, clock.expand(runs, episodes, 3), nobody)
+            values = learner.agents(seen)
+            choice = learner.agents.draw(seen, values, fold(fold(keys, number), t))
+            choice = learner.agents.choose(seen, values) if greedy else choice
             by_run, first = choice.view(runs, 2, -1), (rank == 0).view(runs, 2, -1)
             reward = torch.zeros(runs, episodes)
             for band in (0, 1):
@@ -301,8 +311,7 @@ def test_two_clients_learn_to_pack() -> None:
                 if t == 1:
                     good &= (band == 1) & (users & first).any(1)
                 reward += good.float()
-            active = torch.ones(2 * runs, episodes)
-            memory.act(torch.tensor([t]), choice, log_prob, active, reward)
+            memory.act(choice, reward)
             total += reward
         return total.mean(1)
 

@@ -142,9 +142,11 @@ def normalisation(config: Config) -> dict[str, Any]:
         low = max(-bound, float((least - subtract) / divide))
         part |= {"quantity": quantity, "subtract": subtract, "divide": divide}
         parts.append(part | {"low": low, "high": bound})
+    binary = config.qmix.power == "binary"
+    action = "sub-band at full power, subbands: silent" if binary else "sub-band * levels + level"
     return {
         "inputs": parts,
-        "action": "sub-band * levels + level, decided in slots 0, hold_slots, 2 hold_slots, ... "
+        "action": f"{action}, decided in slots 0, hold_slots, 2 hold_slots, ... "
         "and held in between; with hop_subbands, b in inputs and actions is sub-band (b + slot) "
         "mod subbands",
         "hold_slots": config.qmix.hold_slots,

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedfade.agents.kept import KeptAgents
 from fedfade.agents.networks import AgentNetworks, make_agents, make_mixer
 from fedfade.agents.optimisers import Flat, Optimiser, clip
 from fedfade.agents.transitions import Batch
@@ -80,10 +81,7 @@ class Learner:
         self._standardise = _flags([c.standardise_rewards for c in configs], place)
         self._mask = _flags([c.mask_finished for c in configs], place)
         self._due: dict[tuple[tuple[bool, ...], int], Tensor] = {}  # parameters of some runs
-        agents_now = self._online[0].values
-        self._average = agents_now.clone() if config.average_weights else None
-        self._best = agents_now.clone() if config.candidates > 1 else None
-        self.score = torch.full((self.runs,), -1.0, device=place)  # of the best; -1: none yet
+        self.kept = KeptAgents(config, self.agents, self._online[0])
         self._side = [SideStream(place), SideStream(place)]
 
     # Matrix products stay library calls; the small operations between them are fused.
@@ -141,8 +139,7 @@ class Learner:
             clip(self._online, self._longest)
         for optimiser in self._optimisers:
             optimiser.step(self.updates)
-        if self._average is not None:
-            self._average.lerp_(self._online[0].values, 1.0 - self.config.average_weights)
+        self.kept.update()
         self.updates += 1
         return loss.detach(), total
 
@@ -187,32 +184,6 @@ class Learner:
         for name, (flat, tensor) in self._parts().items():
             flat.put(tensor, run, found[name])
 
-    def agents_of(self, run: int) -> dict[str, Tensor]:
-        """The agent networks of one run as they are kept: all that execution needs."""
-        chosen = self._best is not None and bool(self.score[run] >= 0)
-        return self._named(self._best if chosen else self._shown, run)
-
-    def candidate(self, run: int) -> dict[str, Tensor]:
-        """The agent networks of one run now, averaged if asked for."""
-        return self._named(self._shown, run)
-
-    @property
-    def _shown(self) -> Tensor:
-        return self._online[0].values if self._average is None else self._average
-
-    def _named(self, vector: Tensor | None, run: int) -> dict[str, Tensor]:
-        assert vector is not None
-        names = [name for name, _ in self.agents.named_parameters()]
-        views = zip(names, self._online[0].views(vector), strict=True)
-        return {name: view.chunk(self.runs)[run] for name, view in views}
-
-    def keep_best(self, scores: Tensor) -> None:
-        """Keep the candidates of the runs whose score [run] is above that of those kept."""
-        assert self._best is not None
-        better = self._online[0].spread((scores > self.score).float()) > 0
-        self._best.copy_(torch.where(better, self._shown, self._best))
-        self.score.copy_(torch.maximum(scores, self.score))
-
     def _parts(self) -> dict[str, tuple[Flat, Tensor]]:
         parts = {}
         for place, name in enumerate(("", " mixer")):
@@ -221,8 +192,6 @@ class Learner:
             parts[f"target{name}"] = (target, target.values)
             for kind, moment in self._optimisers[place].moments().items():
                 parts[f"{kind}{name}"] = (online, moment)
-        if self._average is not None:
-            parts["average"] = (self._online[0], self._average)
-        if self._best is not None:
-            parts["best"] = (self._online[0], self._best)
+        for name, vector in self.kept.parts().items():
+            parts[name] = (self._online[0], vector)
         return {name: part for name, part in parts.items() if part[1].numel()}

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedfade.agents.kept import KeptAgents
 from fedfade.agents.networks import Generators, StackedLinear, Tensors, make_agents
 from fedfade.agents.optimisers import Flat, adam_step, clip
 from fedfade.config import QmixConfig
@@ -49,28 +50,33 @@ class EpisodeMemory:
         by_agent, by_run = (runs * agents, episodes), (runs, episodes)
         self.observation = torch.zeros(decisions + 1, *by_agent, width, device=device)
         self.state = torch.zeros(decisions + 1, *by_run, state_width, device=device)
+        self.active = torch.zeros(decisions + 1, *by_agent, device=device)  # 0 once finished
         self.choice = torch.zeros(decisions, *by_agent, dtype=torch.int64, device=device)
-        self.log_prob = torch.zeros(decisions, *by_agent, device=device)
-        self.active = torch.zeros(decisions, *by_agent, device=device)  # 1, or 0 once finished
         self.reward = torch.zeros(decisions, *by_run, device=device)
+        self.log_prob = torch.zeros(decisions, *by_agent, device=device)
         self.advantage = torch.zeros(runs, decisions, episodes, device=device)
         self.target = torch.zeros_like(self.advantage)  # of the critic
+        self._now = torch.zeros(1, dtype=torch.int64, device=device)
 
-    def see(self, decision: Tensor, observation: Tensor, state: Tensor) -> None:
+    def see(self, decision: Tensor, observation: Tensor, state: Tensor, finished: Tensor) -> None:
         """What is observed before decision number `decision` [1]: [run x agent, episode, width],
-        [run, episode, width]."""
+        [run, episode, width]; and who has finished: [run x agent, episode]."""
+        self._now.copy_(decision)
         self.observation.index_copy_(0, decision, observation[None])
         self.state.index_copy_(0, decision, state[None])
+        self.active.index_copy_(0, decision, (~finished)[None].to(self.active.dtype))
 
-    def act(
-        self, decision: Tensor, choice: Tensor, log_prob: Tensor, active: Tensor, reward: Tensor
-    ) -> None:
-        """What was done, with which probability, by whom it mattered [run x agent, episode], and
-        what all earned by it [run, episode]."""
-        self.choice.index_copy_(0, decision, choice[None])
-        self.log_prob.index_copy_(0, decision, log_prob[None])
-        self.active.index_copy_(0, decision, active[None].to(self.active.dtype))
-        self.reward.index_copy_(0, decision, reward[None])
+    def act(self, choice: Tensor, reward: Tensor) -> None:
+        """What was done [run x agent, episode] and what all earned by it [run, episode]."""
+        self.choice.index_copy_(0, self._now, choice[None])
+        self.reward.index_copy_(0, self._now, reward[None])
+
+    def take(self, run: int) -> dict[str, Tensor]:
+        """Nothing is remembered from batch to batch."""
+        return {}
+
+    def put(self, run: int, found: dict[str, Tensor]) -> None:
+        """The reverse of `take`."""
 
     def tensors(self) -> list[Tensor]:
         """All that playing and learning write."""
@@ -130,36 +136,32 @@ class MappoLearner:
         self.agents.to(device), self.critic.to(device)
         self._flat = [Flat(self.agents, self.runs), Flat(self.critic, self.runs)]
         self._longest = torch.tensor(config.mappo.max_grad_norm, device=device)
+        self.kept = KeptAgents(config, self.agents, self._flat[0])
         self._mean = [torch.zeros_like(flat.values) for flat in self._flat]
         self._square = [torch.zeros_like(flat.values) for flat in self._flat]
-        self.steps = torch.zeros((), dtype=torch.int64, device=device)  # of the optimiser, ever
+        self.updates = torch.zeros((), dtype=torch.int64, device=device)  # steps ever taken
         # Of all returns, the older the less: how many batches, their mean, their mean square.
         self._returns = torch.zeros(self.runs, 3, device=device)
         self._shuffle = streams(seeds, "minibatches", device=device)  # [run]
         self._room = cache(lambda size: (self.agents.make_room(size), self.agents.make_room(size)))
-        self._side = SideStream(self.steps.device)
+        self._side = SideStream(self.updates.device)
 
-    @torch.no_grad()
-    def sample(self, observation: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """An action for every agent and the logarithm of its probability: [run x agent, batch];
-        `keys` [run]."""
-        return drawn(self.agents.preferred(observation, self.agents(observation)), keys)
-
-    def update(self, memory: EpisodeMemory, done: Tensor) -> Tensor:
+    def update(self, memory: EpisodeMemory, done: Tensor) -> tuple[Tensor, Tensor]:
         """Learn from a batch of episodes when the share `done` [] of the training is over; mean
-        squared error of the critic, mean value of a state, mean entropy: [3, run]."""
+        squared error of the critic and mean value of a state: [run] each."""
         value = self._look_back(memory)
         mappo, figures = self.config.mappo, []
         for _ in range(mappo.epochs):
-            order = uniform(fold(self._shuffle, self.steps), (memory.episodes,)).argsort(-1)
+            order = uniform(fold(self._shuffle, self.updates), (memory.episodes,)).argsort(-1)
             for episodes in order.chunk(mappo.minibatches, -1):  # [run, episode]
                 figures.append(self._step(self._pick(memory, episodes), done))
-        error, entropy = torch.stack(figures).mean(0)
-        return torch.stack([error, value, entropy])
+        return torch.stack(figures).mean(0), value
 
     @torch.no_grad()
     def _look_back(self, memory: EpisodeMemory) -> Tensor:
-        """Advantages of the actions taken, targets of the critic; the mean value: [run]."""
+        """What the actions taken were worth, how likely they were, targets of the critic; the mean
+        value: [run]."""
+        self._remember_odds(memory)
         shape = (self.runs, memory.decisions, memory.episodes)
         state = memory.state[:-1].transpose(0, 1).flatten(1, 2)
         worth = self._scale(self.critic(state[..., : self._state_width]).view(shape))
@@ -169,13 +171,21 @@ class MappoLearner:
         mean, deviation = self._normal()
         memory.target.copy_((returns - mean) / deviation)
         # Normalised as they will be averaged: over the agents that had a say.
-        active = memory.active.view(memory.decisions, self.runs, -1, memory.episodes)
+        active = memory.active[:-1].view(memory.decisions, self.runs, -1, memory.episodes)
         weight = active.sum(2).transpose(0, 1)
         weight = weight / weight.sum((1, 2), keepdim=True).clamp(min=1.0)
         gain = gain - (weight * gain).sum((1, 2), keepdim=True)
         spread = (weight * gain.square()).sum((1, 2), keepdim=True).sqrt()
         memory.advantage.copy_(gain / (spread + 1e-8))
         return worth.mean((1, 2))
+
+    def _remember_odds(self, memory: EpisodeMemory) -> None:
+        """The logarithms of the probabilities of the actions taken; nothing was learned since."""
+        for seen, choice, log_prob in zip(
+            memory.observation[:-1], memory.choice, memory.log_prob, strict=True
+        ):
+            log = self.agents.preferred(seen, self.agents(seen)).log_softmax(-1)
+            log_prob.copy_(log.gather(-1, choice[..., None])[..., 0])
 
     @property
     def _discounts(self) -> tuple[float, float]:
@@ -217,24 +227,24 @@ class MappoLearner:
         )
 
     def _step(self, sample: Sample, done: Tensor) -> Tensor:
-        """One step of agents and critic; the critic's error and the entropy: [2, run]."""
+        """One step of agents and critic; the critic's error: [run]."""
         kept, spare = self._room(sample.choice.shape[-1])
         with torch.no_grad():
             tape: Tensors = self.agents.layers(sample.observation, kept)
         logits = tape[-1].detach().requires_grad_()
-        loss, entropy = self._actor_loss(logits, sample, done)
+        loss = self._actor_loss(logits, sample, done)
         loss.sum().backward()  # type: ignore[no-untyped-call]
         assert logits.grad is not None
         self.agents.descend(tape, logits.grad, spare, self._side)
         error = self._critic_loss(sample.state[..., : self._state_width], sample.target)
         error.sum().backward()  # type: ignore[no-untyped-call]
         self._move(done)
-        return torch.stack([error.detach(), entropy])
+        return error.detach()
 
     @fused
-    def _actor_loss(self, logits: Tensor, sample: Sample, done: Tensor) -> tuple[Tensor, Tensor]:
-        """PPO's clipped objective with a bonus for entropy, to be made small, and the entropy, as
-        means over agents that had a say: [run]."""
+    def _actor_loss(self, logits: Tensor, sample: Sample, done: Tensor) -> Tensor:
+        """PPO's clipped objective with a bonus for entropy, to be made small, as a mean over agents
+        that had a say: [run]."""
         mappo = self.config.mappo
         log = self.agents.preferred(sample.observation, logits).log_softmax(-1)
         ratio = (log.gather(-1, sample.choice[..., None])[..., 0] - sample.log_prob).exp()
@@ -243,10 +253,8 @@ class MappoLearner:
         gain = torch.minimum(ratio * advantage, near * advantage)
         entropy = -(log.exp() * log).sum(-1)
         bonus = mappo.entropy_start + (mappo.entropy_end - mappo.entropy_start) * done
-        both = torch.stack([gain + bonus * entropy, entropy]) * sample.active
-        both = both.view(2, self.runs, -1).sum(-1)
-        gain, entropy = both / sample.active.view(self.runs, -1).sum(-1).clamp(min=1.0)
-        return -gain, entropy.detach()
+        total = ((gain + bonus * entropy) * sample.active).view(self.runs, -1).sum(-1)
+        return -total / sample.active.view(self.runs, -1).sum(-1).clamp(min=1.0)
 
     @fused
     def _critic_loss(self, state: Tensor, target: Tensor) -> Tensor:
@@ -255,36 +263,32 @@ class MappoLearner:
 
     def _move(self, done: Tensor) -> None:
         """Along the gradients, which are then 0."""
-        self.steps += 1
+        self.updates += 1
         mappo, left = self.config.mappo, 1.0 - done
         for place, rate in enumerate((mappo.rate, mappo.critic_rate)):
             flat = self._flat[place]
             clip([flat], self._longest)
             moments = (self._mean[place], self._square[place])
-            options = (rate * left, self.steps)
+            options = (rate * left, self.updates)
             adam_step(flat.values, flat.gradient, *moments, *options, epsilon=EPSILON)
+        self.kept.update()
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that learning changes, by name."""
         flat = {name: tensor for name, (_, tensor) in self._parts().items()}
-        return flat | {"returns": self._returns, "steps": self.steps}
+        return flat | {"returns": self._returns, "steps": self.updates}
 
     def take(self, run: int) -> dict[str, Tensor]:
         """What an exact continuation of one run needs, as if it had been trained alone."""
         found = {name: flat.take(tensor, run) for name, (flat, tensor) in self._parts().items()}
-        return found | {"returns": self._returns[run], "steps": self.steps}
+        return found | {"returns": self._returns[run], "steps": self.updates}
 
     def put(self, run: int, found: dict[str, Tensor]) -> None:
         """The reverse of `take`."""
         for name, (flat, tensor) in self._parts().items():
             flat.put(tensor, run, found[name])
         self._returns[run] = found["returns"]
-        self.steps.copy_(found["steps"])
-
-    def agents_of(self, run: int) -> dict[str, Tensor]:
-        """The agent networks of one run: all that execution needs."""
-        parameters = self.agents.state_dict()
-        return {name: value.chunk(self.runs)[run] for name, value in parameters.items()}
+        self.updates.copy_(found["steps"])
 
     def _parts(self) -> dict[str, tuple[Flat, Tensor]]:
         parts = {}
@@ -293,16 +297,7 @@ class MappoLearner:
             parts[name] = (flat, flat.values)
             parts[f"{name} mean"] = (flat, self._mean[place])
             parts[f"{name} square"] = (flat, self._square[place])
-        return parts
-
-
-def drawn(logits: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Actions from softmax(logits) [run x agent, batch, action] and the logarithms of their
-    probabilities, by Gumbel's rule: the largest of logits with noise. `keys` [run]."""
-    of_run = (len(logits) // len(keys), *logits.shape[1:])
-    noise = -(-uniform(keys, of_run).flatten(0, 1).log()).log()
-    choice = (logits + noise).argmax(-1)
-    return choice, logits.log_softmax(-1).gather(-1, choice[..., None])[..., 0]
+        return parts | {name: (self._flat[0], own) for name, own in self.kept.parts().items()}
 
 
 def advantages(

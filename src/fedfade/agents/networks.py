@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedfade.config import QmixConfig
 from fedfade.graphs import SideStream, fused
+from fedfade.randomness import uniform
 from fedfade.uplink import ranked_clients
 
 Tensors = list[Tensor]  # one per layer
@@ -78,6 +79,12 @@ class AgentNetworks(nn.Module):
     def choose(self, observation: Tensor, values: Tensor) -> Tensor:
         """The action each agent takes: [run x agent, batch]."""
         return self.preferred(observation, values).argmax(-1)
+
+    def draw(self, observation: Tensor, values: Tensor, keys: Tensor) -> Tensor:
+        """An action of each agent from softmax(values), by Gumbel's rule: the largest of values
+        with noise; `keys` [run]: [run x agent, batch]."""
+        noise = -(-uniform(keys, (self.agents, *values.shape[1:])).flatten(0, 1).log()).log()
+        return (self.preferred(observation, values) + noise).argmax(-1)
 
     def preferred(self, observation: Tensor, values: Tensor) -> Tensor:
         """Values and head starts: what an agent goes by."""

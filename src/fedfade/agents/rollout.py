@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedfade import uplink
 from fedfade.agents.networks import AgentNetworks, padded
-from fedfade.agents.transitions import ReplayMemory
+from fedfade.agents.transitions import Memory
 from fedfade.config import Config
 from fedfade.graphs import fused, record
 from fedfade.randomness import fold, integers, streams, uniform
@@ -46,6 +46,7 @@ class Rollout:
         self._keys = streams(seeds, "exploration", device=device)  # [run]
         advance = [config.qmix.advance for config in configs]
         gamma = [config.qmix.gamma for config in configs]
+        self._draws = configs[0].qmix.algorithm == "mappo"  # actions, instead of exploring
         self._advances = any(advance)
         self._advance_by = torch.tensor(advance, device=device).repeat_interleave(episodes)
         self._gamma = torch.tensor(gamma, device=device).repeat_interleave(episodes)
@@ -67,7 +68,7 @@ class Rollout:
         round_: uplink.Round,
         epsilon: float,
         batch: int,
-        replay: ReplayMemory,
+        memory: Memory,
         payload: float = 1.0,
     ) -> None:
         """Lay out a round: observations, gains, and the random choices of all slots.
@@ -77,12 +78,13 @@ class Rollout:
         self._batch.fill_(batch)
         self._epsilon.fill_(epsilon)
         self._lay_out(round_)
-        self._explore()
+        if not self._draws:
+            self._explore()
         self.slot.zero_()
         self.decision.zero_()
         self.remaining_bits.fill_(payload * self.scenario.payload_bits)
         self.returns.zero_()
-        self._look(replay)
+        self._look(memory)
 
     @fused
     def _lay_out(self, round_: uplink.Round) -> None:
@@ -105,18 +107,23 @@ class Rollout:
         self._random.copy_(choice.flatten(1, 2))
 
     @torch.no_grad()
-    def step(self, agents: AgentNetworks, replay: ReplayMemory) -> None:
+    def step(self, agents: AgentNetworks, memory: Memory) -> None:
         """Every agent observes and decides, everybody sends, the transition is stored."""
         self._decide(agents, agents(self._seen))
         for _ in range(self.scenario.hold_slots):
             self._play_slot()
-        self._store(replay)
+        self._store(memory)
 
     @fused
     def _decide(self, agents: AgentNetworks, values: Tensor) -> None:
         """What follows from the agents' values [run x client, episode, action]."""
-        greedy = agents.choose(self._seen, values)
-        self._choice.copy_(torch.where(self._now(self._explores), self._now(self._random), greedy))
+        if self._draws:
+            keys = fold(fold(self._keys, self._batch), self.decision)
+            choice = agents.draw(self._seen, values, keys)
+        else:
+            greedy = agents.choose(self._seen, values)
+            choice = torch.where(self._now(self._explores), self._now(self._random), greedy)
+        self._choice.copy_(choice)
         self._earned.zero_()
         self._before.copy_(self.remaining_bits)
 
@@ -137,13 +144,13 @@ class Rollout:
         self.slot.add_(1)
 
     @fused
-    def _store(self, replay: ReplayMemory) -> None:
+    def _store(self, memory: Memory) -> None:
         before, after = uplink.Progress(self._before), uplink.Progress(self.remaining_bits)
         self.returns.add_(self._earned.view(self.runs, self.episodes))
         reward = self._earned + self._advance(before, after)
-        replay.act(self._choice, reward.view(self.runs, self.episodes))
+        memory.act(self._choice, reward.view(self.runs, self.episodes))
         self.decision.add_(1)
-        self._look(replay)
+        self._look(memory)
 
     def _advance(self, before: uplink.Progress, after: uplink.Progress) -> Tensor:
         """Potential-based reward (Ng et al. 1999): gamma phi(after) - phi(before), phi the
@@ -157,7 +164,7 @@ class Rollout:
         goes_on = self.decision < self.scenario.decisions - 1
         return self._advance_by * (self._gamma * shares[1] * goes_on - shares[0])
 
-    def _look(self, replay: ReplayMemory) -> None:
+    def _look(self, memory: Memory) -> None:
         """Observe what the next decision is taken on. After the last there is none: what is
         written then is never bootstrapped from, and overwritten when the next round begins."""
         progress = uplink.Progress(self.remaining_bits)
@@ -166,7 +173,7 @@ class Rollout:
         self._seen[..., : self._width] = seen.flatten(0, 1)
         state = uplink.fill_state(self.scenario, self._now(self._state), progress)
         finished = progress.finished.view(self.runs, self.episodes, -1).mT.flatten(0, 1)
-        replay.see(self.decision, self._seen, state.view(self.runs, self.episodes, -1), finished)
+        memory.see(self.decision, self._seen, state.view(self.runs, self.episodes, -1), finished)
 
     def _now(self, by_decision: Tensor) -> Tensor:
         """The row of the current decision, as a copy."""

@@ -215,7 +215,7 @@ def save(trainer: Trainer, folder: Path, curve: list[Report], run: int = 0) -> N
     if not all(bool(tensor.isfinite().all()) for tensor in own):
         raise diverged("parameters", curve[-1].episodes if curve else 0, run)
     training = trainer.snapshot(run) | {CURVE: torch.tensor(curve, dtype=torch.float64)}
-    parts = {"agents": trainer.learner.agents_of(run), "training": training}
+    parts = {"agents": trainer.learner.kept.of(run), "training": training}
     episodes = trainer.batch * trainer.rollout.episodes
     save_checkpoint(folder, trainer.configs[run], trainer.batch, episodes, parts)
 

@@ -1,6 +1,7 @@
 """Trained agents as an allocation policy: each acts on its own observation alone."""
 
 from contextlib import suppress
+from dataclasses import replace
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +35,7 @@ class QmixPolicy:
         seen, hidden = config.allocation.observe, config.allocation.hide
         self.observed = Observed(tuple(seen), tuple(hidden), config.allocation.csi_delay_slots)
         self.hold_slots, self.hop_subbands = config.qmix.hold_slots, config.qmix.hop_subbands
+        self.binary_power = config.qmix.power == "binary"
         looks = any(uplink.load_part(name).gradient_aware for name in seen)
         self.gradient_aware = looks and "gradient" not in hidden
 
@@ -45,7 +47,8 @@ class QmixPolicy:
         assert view.observation is not None
         seen = view.observation.transpose(0, 1)
         choice = self.agents.choose(seen, self.agents(seen))
-        return uplink.decode_action(view.scenario, choice.T)
+        own = replace(view.scenario, binary_power=self.binary_power)
+        return uplink.decode_action(own, choice.T)
 
 
 def scope_of(config: Config) -> Scope:

@@ -28,6 +28,7 @@ from torch import Tensor
 from fedfade import uplink
 from fedfade.agents.candidates import Audition
 from fedfade.agents.learner import Learner
+from fedfade.agents.mappo import EpisodeMemory, MappoLearner
 from fedfade.agents.networks import padded
 from fedfade.agents.rollout import Rollout
 from fedfade.agents.transitions import ReplayMemory
@@ -123,17 +124,23 @@ class Trainer:
         width, state = uplink.observation_width(scenario), uplink.state_width(scenario)
         sizes = (scenario.clients, width, state, scenario.actions)
         preference = uplink.plan_preference(scenario, qmix.trust)
-        options = [config.qmix for config in configs]
-        self.learner = Learner(options, *sizes, self.seeds, device, preference)
-        kept = (qmix.replay_size, episodes, scenario.clients, padded(width), state)
-        self.replay = ReplayMemory(
-            *kept, scenario.decisions, self.seeds, device, qmix.mask_finished
-        )
+        options, decisions = [config.qmix for config in configs], scenario.decisions
+        shape = (episodes, scenario.clients, padded(width), state)
+        self.learner: Learner | MappoLearner
+        self.memory: ReplayMemory | EpisodeMemory
+        if qmix.algorithm == "mappo":
+            self.learner = MappoLearner(qmix, *sizes, self.seeds, device, preference)
+            self.memory = EpisodeMemory(decisions, *shape, len(configs), device)
+        else:
+            self.learner = Learner(options, *sizes, self.seeds, device, preference)
+            kept = (qmix.replay_size, *shape, decisions, self.seeds, device)
+            self.memory = ReplayMemory(*kept, qmix.mask_finished)
         self.rollout = Rollout(rounds, configs)
         self._gamma = torch.tensor([[own.gamma] for own in options], device=device)  # [run, 1]
         self._next: uplink.Round | None = None  # of the batch to come, made before the host waits
         self.batch = 0  # batches of episodes played
         self.learned = 0  # updates so far; `learner.updates` is the same, over there
+        self._done = torch.zeros((), device=device)  # share of the training
         self._loss = torch.zeros(len(configs), device=device)  # summed over a batch's updates
         self._q = torch.zeros_like(self._loss)
         self._auditions: list[Audition] = []  # one a run, made when the first is due
@@ -142,33 +149,11 @@ class Trainer:
         """Play one batch of parallel episodes, learning on the way; a report for each run."""
         round_ = self.rounds.round(self.batch) if self._next is None else self._next
         epsilon = self.epsilon()
-        self.rollout.begin(round_, epsilon, self.batch, self.replay, self.payload())
-        if self.config.qmix.final_rate < 1.0:
-            self.learner.fall(
-                self._ramp(1.0, self.config.qmix.final_rate, self.config.qmix.episodes)
-            )
-        self.replay.draw_ahead(
-            self.learner.updates, self._most_updates, self.config.qmix.batch_size
-        )
+        self.rollout.begin(round_, epsilon, self.batch, self.memory, self.payload())
         self._loss.zero_()
         self._q.zero_()
-        qmix, episodes, learned = self.config.qmix, self.rollout.episodes, 0
-        # Before the first update: a batch of transitions, and n steps to look ahead.
-        ready_at = qmix.batch_size + (qmix.n_step - 1) * episodes
-        stored = self.batch * self.scenario.decisions * episodes
-        step, update = self.recorded
-        for _ in range(self.scenario.decisions):
-            with self._threads():
-                step()
-            before, stored = stored, stored + episodes
-            due = stored // qmix.update_every - before // qmix.update_every
-            for _ in range(due if stored >= ready_at else 0):
-                update()
-                learned += 1
-            intervals = [own.qmix.target_every for own in self.configs]
-            copied = tuple(stored // every > before // every for every in intervals)
-            if any(copied):
-                self.learner.copy_target(copied)
+        self._done.fill_(self.batch / self.batches)
+        learned = self._play_and_learn()
         self.rounds.deliver(self.batch, self.rollout.delivered)
         self.batch += 1
         self.learned += learned
@@ -177,6 +162,39 @@ class Trainer:
         # Asked for before the host waits, so that the device does not wait for the host.
         self._next = self.rounds.round(self.batch) if self.batch < self.batches else None
         return self._reports(figures, learned, epsilon)
+
+    def _play_and_learn(self) -> int:
+        """All decisions of a batch and the updates that are due; how many."""
+        if isinstance(self.learner, MappoLearner):
+            for _ in range(self.scenario.decisions):
+                self.step()
+            self.update()
+            return self.config.qmix.mappo.epochs * self.config.qmix.mappo.minibatches
+        qmix, episodes, learned = self.config.qmix, self.rollout.episodes, 0
+        if qmix.final_rate < 1.0:
+            self.learner.fall(self._ramp(1.0, qmix.final_rate, qmix.episodes))
+        self.replay.draw_ahead(self.learner.updates, self._most_updates, qmix.batch_size)
+        # Before the first update: a batch of transitions, and n steps to look ahead.
+        ready_at = qmix.batch_size + (qmix.n_step - 1) * episodes
+        stored = self.batch * self.scenario.decisions * episodes
+        intervals = [own.qmix.target_every for own in self.configs]
+        for _ in range(self.scenario.decisions):
+            self.step()
+            before, stored = stored, stored + episodes
+            due = stored // qmix.update_every - before // qmix.update_every
+            for _ in range(due if stored >= ready_at else 0):
+                self.update()
+                learned += 1
+            copied = tuple(stored // every > before // every for every in intervals)
+            if any(copied):
+                self.learner.copy_target(copied)
+        return learned
+
+    @property
+    def replay(self) -> ReplayMemory:
+        """The memory of Q-learning."""
+        assert isinstance(self.memory, ReplayMemory)
+        return self.memory
 
     def epsilon(self) -> float:
         """Exploration of the current batch."""
@@ -203,8 +221,8 @@ class Trainer:
             payload, device = self.scenario.payload_bits, self.scenario.device
             self._auditions = [Audition(config, payload, device) for config in self.configs]
         own = enumerate(self._auditions)
-        scores = [audition.uploads(self.learner.candidate(run)) for run, audition in own]
-        self.learner.keep_best(torch.tensor(scores, device=self.scenario.device))
+        scores = [audition.uploads(self.learner.kept.candidate(run)) for run, audition in own]
+        self.learner.kept.choose(torch.tensor(scores, device=self.scenario.device))
 
     @property
     def batches(self) -> int:
@@ -225,10 +243,10 @@ class Trainer:
         their launches cost more than their work, so both are recorded once and replayed.
         """
         learner = [*self.learner.tensors().values(), self.learner.updates]
-        remembered = [*learner, *self.replay.tensors()]
+        remembered = [*learner, *self.memory.tensors()]
         changed = [*remembered, *self.rollout.tensors(), self._loss, self._q]
         device = self.scenario.device
-        step = partial(self.rollout.step, self.learner.agents, self.replay)
+        step = partial(self.rollout.step, self.learner.agents, self.memory)
         return record(step, changed, device), record(self._update, changed, device)
 
     def _threads(self) -> AbstractContextManager[None]:
@@ -245,8 +263,13 @@ class Trainer:
         self.recorded[1]()
 
     def _update(self) -> None:
-        sample = self.replay.sample(self.learner.updates, self._gamma, self.config.qmix.n_step)
-        loss, q = self.learner.update(sample)
+        if isinstance(self.learner, MappoLearner):
+            assert isinstance(self.memory, EpisodeMemory)
+            loss, q = self.learner.update(self.memory, self._done)
+        else:
+            n_step = self.config.qmix.n_step
+            sample = self.replay.sample(self.learner.updates, self._gamma, n_step)
+            loss, q = self.learner.update(sample)
         self._loss += loss
         self._q += q
 
@@ -279,9 +302,9 @@ class Trainer:
         """Everything a continuation of a run needs, as if it had been trained alone."""
         found = {f"gradients/{name}": t for name, t in self.rounds.take(run).items()}
         found |= {f"learner/{name}": t for name, t in self.learner.take(run).items()}
-        found |= {f"replay/{name}": t for name, t in self.replay.take(run).items()}
+        found |= {f"replay/{name}": t for name, t in self.memory.take(run).items()}
         if self.config.qmix.candidates > 1:
-            found["score"] = self.learner.score[run]
+            found["score"] = self.learner.kept.score[run]
         return found | {"updates": self.learner.updates}
 
     def restore(self, batch: int, snapshots: Sequence[dict[str, Tensor]]) -> None:
@@ -292,9 +315,9 @@ class Trainer:
 
         for run, found in enumerate(snapshots):
             self.learner.put(run, below("learner/", found))
-            self.replay.put(run, below("replay/", found))
+            self.memory.put(run, below("replay/", found))
             self.learner.updates.copy_(found["updates"])
             if "score" in found:
-                self.learner.score[run] = found["score"]
+                self.learner.kept.score[run] = found["score"]
         self.rounds.restore([below("gradients/", found) for found in snapshots])
         self.batch, self.learned, self._next = batch, int(self.learner.updates), None

@@ -7,13 +7,24 @@ wait for the device.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from fedfade.graphs import Work, fused, record
 from fedfade.randomness import fold, integers, streams
+
+
+class Memory(Protocol):
+    """Where a rollout leaves what agents saw and did."""
+
+    def see(self, slot: Tensor, observation: Tensor, state: Tensor, finished: Tensor) -> None:
+        """What is observed before decision number `slot` [1] of an episode: [run x agent, episode,
+        width], [run, episode, width]; and who has finished: [run x agent, episode]."""
+
+    def act(self, choice: Tensor, reward: Tensor) -> None:
+        """What was done [run x agent, episode] and what all earned by it [run, episode]."""
 
 
 class Batch(NamedTuple):

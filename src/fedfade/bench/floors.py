@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedfade.agents import MonotonicMixer, Trainer
+from fedfade.agents import Learner, MonotonicMixer, Trainer
 from fedfade.config import RadioConfig
 from fedfade.graphs import Work, record
 from fedfade.learning.batched import ALIGNED, groups_of_samples
@@ -64,8 +64,10 @@ def products(layers: list[Layer], device: torch.device, dtype: torch.dtype = tor
 def update_layers(trainer: Trainer) -> list[Layer]:
     """An update of QMIX. Agents: online on s, online on s' and target on s'; the mixer online and
     target. Backward: the gradient of every weight, and of every input but observation and state."""
-    rows, mixer = trainer.config.qmix.batch_size, trainer.learner.mixer
-    assert isinstance(mixer, MonotonicMixer)
+    rows, learner = trainer.config.qmix.batch_size, trainer.learner
+    assert isinstance(learner, Learner)
+    assert isinstance(learner.mixer, MonotonicMixer)
+    mixer = learner.mixer
     mixing = [part.weight for part in (mixer.enter, mixer.first, mixer.second, mixer.value)]
     return [
         Layer(weight.shape, rows, forward, learns=True, passes_on=place > 0)

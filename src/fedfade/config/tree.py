@@ -357,6 +357,9 @@ class QmixConfig(_Branch):
         "sub-bands that agents see and choose are logical: logical b is physical (b + slot) mod C, "
         "so that all hop in step and nobody is left with a bad one",
     )
+    power: Literal["levels", "binary"] = _is(
+        "levels", "an agent chooses a sub-band and any power level, or a sub-band or silence"
+    )
     dueling: bool = _is(False, "outputs for a slot's value and what actions add; all start at 0")
     n_step: Whole = _is(1, "slots of reward summed before bootstrapping", ge=1, le=100_000)
     replay_size: Count = _is(10_000, "transitions kept")

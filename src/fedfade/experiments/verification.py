@@ -120,7 +120,7 @@ def _verify_training(
                 answer.compare(place, agents.Report._fields, curve[number], report)
         for run, checkpoint in enumerate(stored):
             if trainer.batch == checkpoint.batch:
-                now = trainer.learner.agents_of(run)
+                now = trainer.learner.kept.of(run)
                 then = checkpoint.tensors("agents").items()
                 same = all(torch.equal(now[name].cpu(), tensor) for name, tensor in then)
                 answer.compare(f"{names[run]}the end", ["agents equal"], [True], [same])

@@ -13,7 +13,7 @@ slot-by-slot execution. Mostly it takes a handful, because few decisions hang on
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -56,6 +56,7 @@ class OneAgent:
         self.name, self.scope, self.observed = policy.name, policy.scope, policy.observed
         self.gradient_aware = policy.gradient_aware
         self.hold_slots, self.hop_subbands = policy.hold_slots, policy.hop_subbands
+        self.binary_power = policy.binary_power
         self._client, self._network = client, agents.ClientNetwork(policy.agents, client)
 
     def begin(self, view: View) -> None: ...
@@ -63,7 +64,8 @@ class OneAgent:
     def act(self, view: View, memory: None) -> Action:
         assert view.observation is not None
         values = self._network(view.observation[:, self._client])
-        own = decode_action(view.scenario, values.argmax(-1))
+        scenario = replace(view.scenario, binary_power=self.binary_power)
+        own = decode_action(scenario, values.argmax(-1))
         band = torch.zeros(view.snr.shape, dtype=torch.int64)
         level = torch.full_like(band, view.scenario.silent_level)
         band[:, self._client], level[:, self._client] = own.band, own.level

@@ -126,10 +126,12 @@ def plan_preference(scenario: Scenario, trust: float) -> tuple[Tensor, Tensor] |
         return None
     matrix = torch.zeros(observation_width(scenario), scenario.actions)
     vector = torch.zeros(scenario.actions)
-    silent = scenario.silent_level  # on sub-band 0: they are all the same
-    vector[silent] = trust
     band = torch.arange(scenario.bands)
+    full, silent = band, scenario.bands
+    if not scenario.binary_power:  # silence on sub-band 0: they are all the same
+        full, silent = band * scenario.levels + scenario.full_level, scenario.silent_level
+    vector[silent] = trust
     planned = part_columns(scenario)["reservation"].start + band
-    matrix[planned, band * scenario.levels + scenario.full_level] = trust
+    matrix[planned, full] = trust
     matrix[planned, silent] = -trust
     return matrix.to(scenario.device), vector.to(scenario.device)

@@ -47,6 +47,7 @@ class Scenario:
     csi_delay_slots: int  # age of the fading others announce
     hold_slots: int  # an agent decides in slots 0, hold_slots, 2 hold_slots, ...
     hop_subbands: bool  # the sub-bands agents see and choose are logical
+    binary_power: bool  # agents send at full power or not at all
     ranked_state: bool  # clients stand in the state by rank instead of by number
 
     @property
@@ -55,8 +56,9 @@ class Scenario:
 
     @property
     def actions(self) -> int:
-        """Choices an agent has in a slot: sub-band times power level (paper: section IV-C)."""
-        return self.bands * self.levels
+        """Choices an agent has: sub-band times power level (paper: section IV-C); a sub-band at
+        full power, or silence, where power is binary."""
+        return self.bands + 1 if self.binary_power else self.bands * self.levels
 
     @property
     def decisions(self) -> int:
@@ -97,6 +99,7 @@ def scenario_from_config(
         csi_delay_slots=allocation.csi_delay_slots,
         hold_slots=config.qmix.hold_slots,
         hop_subbands=config.qmix.hop_subbands,
+        binary_power=config.qmix.power == "binary",
         ranked_state=config.qmix.state == "order",
     )
 
@@ -123,7 +126,8 @@ class Action(NamedTuple):
 
 
 def decode_action(scenario: Scenario, choice: Tensor, slot: int | Tensor = 0) -> Action:
-    """The action behind a number 0 ... actions-1: sub-band times levels plus power level.
+    """The action behind a number 0 ... actions-1: sub-band times levels plus power level, or, where
+    power is binary, the sub-band, and the last one silence.
 
     Given the slot, the sub-band is the physical one (`hop`).
 
@@ -131,8 +135,13 @@ def decode_action(scenario: Scenario, choice: Tensor, slot: int | Tensor = 0) ->
     >>> decode_action(scenario_from_config(load_config("paper"), 1.0), torch.tensor([0, 7, 15]))
     Action(band=tensor([0, 1, 3]), level=tensor([0, 3, 3]))
     """
-    band = torch.div(choice, scenario.levels, rounding_mode="floor")
-    return hop(scenario, Action(band, choice - band * scenario.levels), slot)
+    if scenario.binary_power:
+        band = choice.clamp(max=scenario.bands - 1)
+        level = torch.where(choice == band, scenario.full_level, scenario.silent_level)
+    else:
+        band = torch.div(choice, scenario.levels, rounding_mode="floor")
+        level = choice - band * scenario.levels
+    return hop(scenario, Action(band, level), slot)
 
 
 def hop(scenario: Scenario, action: Action, slot: int | Tensor) -> Action:

@@ -1,0 +1,54 @@
+"""Which weights of a training are kept as its agents: the last, their mean, or the best."""
+
+import torch
+from torch import Tensor
+
+from fedfade.agents.networks import AgentNetworks
+from fedfade.agents.optimisers import Flat
+from fedfade.config import QmixConfig
+
+
+class KeptAgents:
+    """The agents of every run as a checkpoint has them (`qmix.average_weights`, `candidates`)."""
+
+    def __init__(self, config: QmixConfig, agents: AgentNetworks, flat: Flat) -> None:
+        self._flat, self._factor = flat, config.average_weights
+        self._names = [name for name, _ in agents.named_parameters()]
+        self._average = flat.values.clone() if config.average_weights else None
+        self._best = flat.values.clone() if config.candidates > 1 else None
+        # Of the best; -1: none was tried yet.
+        self.score = torch.full((flat.runs,), -1.0, device=flat.values.device)
+
+    def update(self) -> None:
+        """After a step of the optimiser."""
+        if self._average is not None:
+            self._average.lerp_(self._flat.values, 1.0 - self._factor)
+
+    def of(self, run: int) -> dict[str, Tensor]:
+        """The networks of one run that are kept: all that execution needs."""
+        chosen = self._best if self.score[run] >= 0 else None
+        return self._named(self._now if chosen is None else chosen, run)
+
+    def candidate(self, run: int) -> dict[str, Tensor]:
+        """The networks of one run now."""
+        return self._named(self._now, run)
+
+    def choose(self, scores: Tensor) -> None:
+        """Keep those of now in the runs whose score [run] is above that of those kept."""
+        assert self._best is not None
+        better = self._flat.spread((scores > self.score).float()) > 0
+        self._best.copy_(torch.where(better, self._now, self._best))
+        self.score.copy_(torch.maximum(scores, self.score))
+
+    def parts(self) -> dict[str, Tensor]:
+        """Flat vectors to remember."""
+        found = {"average": self._average, "best": self._best}
+        return {name: vector for name, vector in found.items() if vector is not None}
+
+    @property
+    def _now(self) -> Tensor:
+        return self._flat.values if self._average is None else self._average
+
+    def _named(self, vector: Tensor, run: int) -> dict[str, Tensor]:
+        views = zip(self._names, self._flat.views(vector), strict=True)
+        return {name: view.chunk(self._flat.runs)[run] for name, view in views}
