@@ -66,6 +66,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--clusters", type=int, nargs="+", default=[14, 21, 28])
     parser.add_argument("--speeds", type=float, nargs="+", default=[18.12, 7.67, 0.83])
+    parser.add_argument("--mobility", default="reflect", help="of clients in the paper's cell")
     parser.add_argument("--policies", nargs="*", default=list(BASELINES))
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -83,6 +84,7 @@ def main() -> None:
                 f"run.rounds={given.rounds}",
                 "run.device=cpu",
                 "qmix.gradients=synthetic",
+                *([f"cell.mobility={given.mobility}"] if preset == "paper" else []),
             ],
         )
         row = uploads(config, given.policies, given.folders)

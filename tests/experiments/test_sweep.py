@@ -258,7 +258,7 @@ def test_points_of_the_last_version_are_found_again(tmp_path: Path) -> None:
     path.write_text(
         "preset: quickstart\ngrid: {learning.alpha: [5]}\n"
         "set: {run.rounds: 1, allocation.policies: [random, perfect], "
-        "learning.previous_update: last}\n"
+        "learning.previous_update: last, cell.placement: waypoint}\n"
     )
     assert load_sweep(path).points[0].name == "alpha=5_seed=0-71b97187"
 

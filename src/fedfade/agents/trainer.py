@@ -153,7 +153,16 @@ class Trainer:
         self._loss.zero_()
         self._q.zero_()
         self._done.fill_(self.batch / self.batches)
-        learned = self._play_and_learn()
+        if isinstance(self.learner, Learner):
+            self._prepare_updates(self.learner)
+        learned, stored = 0, self.batch * self.scenario.decisions * self.rollout.episodes
+        step, _ = self.recorded
+        for _ in range(self.scenario.decisions):
+            with self._threads():
+                step()
+            stored += self.rollout.episodes
+            learned += self._learn_between(stored)
+        learned += self._learn_after()
         self.rounds.deliver(self.batch, self.rollout.delivered)
         self.batch += 1
         self.learned += learned
@@ -163,32 +172,36 @@ class Trainer:
         self._next = self.rounds.round(self.batch) if self.batch < self.batches else None
         return self._reports(figures, learned, epsilon)
 
-    def _play_and_learn(self) -> int:
-        """All decisions of a batch and the updates that are due; how many."""
-        if isinstance(self.learner, MappoLearner):
-            for _ in range(self.scenario.decisions):
-                self.step()
-            self.update()
-            return self.config.qmix.mappo.epochs * self.config.qmix.mappo.minibatches
-        qmix, episodes, learned = self.config.qmix, self.rollout.episodes, 0
+    def _prepare_updates(self, learner: Learner) -> None:
+        """Rates of a batch and random numbers of its updates."""
+        qmix = self.config.qmix
         if qmix.final_rate < 1.0:
-            self.learner.fall(self._ramp(1.0, qmix.final_rate, qmix.episodes))
-        self.replay.draw_ahead(self.learner.updates, self._most_updates, qmix.batch_size)
+            learner.fall(self._ramp(1.0, qmix.final_rate, qmix.episodes))
+        self.replay.draw_ahead(learner.updates, self._most_updates, qmix.batch_size)
+
+    def _learn_between(self, stored: int) -> int:
+        """Q-learning goes on between decisions: the updates due after so many transitions."""
+        if not isinstance(self.learner, Learner):
+            return 0
+        qmix, before = self.config.qmix, stored - self.rollout.episodes
         # Before the first update: a batch of transitions, and n steps to look ahead.
-        ready_at = qmix.batch_size + (qmix.n_step - 1) * episodes
-        stored = self.batch * self.scenario.decisions * episodes
+        ready_at = qmix.batch_size + (qmix.n_step - 1) * self.rollout.episodes
+        due = stored // qmix.update_every - before // qmix.update_every
+        due = due if stored >= ready_at else 0
+        for _ in range(due):
+            self.update()
         intervals = [own.qmix.target_every for own in self.configs]
-        for _ in range(self.scenario.decisions):
-            self.step()
-            before, stored = stored, stored + episodes
-            due = stored // qmix.update_every - before // qmix.update_every
-            for _ in range(due if stored >= ready_at else 0):
-                self.update()
-                learned += 1
-            copied = tuple(stored // every > before // every for every in intervals)
-            if any(copied):
-                self.learner.copy_target(copied)
-        return learned
+        copied = tuple(stored // every > before // every for every in intervals)
+        if any(copied):
+            self.learner.copy_target(copied)
+        return due
+
+    def _learn_after(self) -> int:
+        """Policy gradients wait for the end of the episodes."""
+        if not isinstance(self.learner, MappoLearner):
+            return 0
+        self.update()
+        return self.config.qmix.mappo.epochs * self.config.qmix.mappo.minibatches
 
     @property
     def replay(self) -> ReplayMemory:

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from fedfade.config.tree import Config, MappoConfig
+from fedfade.config.tree import Config
 from fedfade.errors import UserError, not_allowed, unknown
 from fedfade.seams import Seam
 from fedfade.storage import read_bytes
@@ -21,16 +21,21 @@ from fedfade.storage import read_bytes
 _MAX_PRESET_BYTES = 100_000
 _PRESETS = resources.files("fedfade") / "presets"
 
-BEFORE = {
-    "radio.client_antenna_gain_dbi": 0.0,
-    "learning.codec": "none",
-    "learning.server": "mean",
-    "learning.previous_update": "last",
-    "qmix.state": "client",
-    "qmix.client_id": True,
-    "qmix.algorithm": "qmix",
-    "qmix.mappo": MappoConfig().model_dump(),
-}
+_ADDED = """
+    radio.client_antenna_gain_dbi learning.codec learning.server allocation.reward.finished
+    run.restart qmix.algorithm qmix.mappo qmix.state qmix.client_id qmix.hold_slots
+    qmix.hop_subbands qmix.power qmix.optimiser qmix.final_rate qmix.rmsprop_decay
+    qmix.rmsprop_epsilon qmix.clip_gradient qmix.loss qmix.standardise_rewards qmix.mask_finished
+    qmix.average_weights qmix.candidates qmix.candidate_rounds qmix.layouts
+"""  # fields whose default is what was done before them
+_OTHERWISE = {"learning.previous_update": "last"}
+
+
+def _default(path: str) -> Any:
+    return reduce(getitem, path.split("."), Config().model_dump())
+
+
+BEFORE: dict[str, Any] = {path: _default(path) for path in _ADDED.split()} | _OTHERWISE
 """What runs did before a field existed. The configuration a run leaves behind names every field its
 version knew, so one it lacks is one of these."""
 
@@ -78,7 +83,7 @@ def config_from_tree(tree: object, stored: bool = False) -> Config:
         raise not_allowed("config", tree, "a mapping of sections to fields")
     tree = _with_new_names(tree)
     if stored:
-        for path, value in BEFORE.items():
+        for path, value in _OTHERWISE.items():
             section, name = path.split(".")
             fields = tree.get(section, {})
             if isinstance(fields, dict):

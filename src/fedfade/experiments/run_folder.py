@@ -16,6 +16,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -120,9 +122,10 @@ def decisive(config: Config) -> dict[str, Any]:
     """
     tree = config.model_dump()
     for field in (*FREE_FIELDS, *BEFORE):
-        part, name = field.split(".")
-        if field in FREE_FIELDS or tree[part][name] == BEFORE[field]:
-            del tree[part][name]
+        *parts, name = field.split(".")
+        branch = reduce(getitem, parts, tree)
+        if field in FREE_FIELDS or branch[name] == BEFORE[field]:
+            del branch[name]
     for old, new in RENAMED.items():
         part, name = new.split(".")
         tree[part][old.split(".")[1]] = tree[part].pop(name)

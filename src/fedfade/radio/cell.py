@@ -197,8 +197,8 @@ class Cell:
         minimum distance is a mirror too, not only the edges.
         """
         inner, nearest = self.config.inner_radius_m, self.config.min_distance_m
-        outward = math.pi / 6 + math.pi / 3 * torch.arange(6, device=keys.device)
-        edges = _unit(outward.to(torch.float64))  # normals [edge, 2]
+        number = torch.arange(6, dtype=torch.float64, device=keys.device)
+        edges = _unit(math.pi / 6 + math.pi / 3 * number)  # normals [edge, 2]
         place = self._uniform_in_hexagon(fold(keys, 2)).to(torch.float64)  # [run, client, 2]
         way = _unit(2 * math.pi * uniform(fold(keys, 1), ()).to(torch.float64))
         stops, walked = [place], torch.zeros_like(place[..., 0])
@@ -258,7 +258,8 @@ def gaussian_field(keys: Tensor, position: Tensor, decorrelation_m: float) -> Te
 
 def _walked(stops: Tensor) -> Tensor:
     """How far a walk has gone at the end of each leg: [..., leg] of stops [..., leg + 1, 2]."""
-    return torch.linalg.vector_norm(stops.diff(dim=-2), dim=-1).cumsum(-1)
+    lengths: Tensor = torch.linalg.vector_norm(stops.diff(dim=-2), dim=-1)
+    return lengths.cumsum(-1)
 
 
 def _unit(angle: Tensor) -> Tensor:
