@@ -180,7 +180,7 @@ def test_portions_add_up(
     lines, summary = read_frame(out / "lines.csv"), read_frame(out / "readings.csv")
     assert [*summary["reading"]] == ["default", "fixed", "ring+epochs"]
     own = matching(lines, policy="qmix", swapped=AS_IS, reading="default")
-    crossed = sorted((s, t) for s in (1000, 1001, 1002) for t in "01")
+    crossed = sorted((s, t) for s in (1500, 1501, 1502) for t in "01")
     assert sorted(zip(own["seed"], own["training"], strict=True)) == crossed
     # A layout that stays is the training's own, for everybody; others meet all seeds once.
     for reading, trainings in (("fixed", {"0", "1"}), ("default", {""})):

@@ -239,12 +239,11 @@ def who_learned(uses: Mapping[str, Use]) -> dict[str, bool]:
 def judged(
     differences: Mapping[str, Difference], learned: Mapping[str, bool]
 ) -> dict[str, list[str]]:
-    """Readings by verdict; a claim is tried in those in which agents learned, a family."""
-    tried_in = [name for name in differences if learned[name]]
-    clear = dict(zip(tried_in, beyond([differences[name] for name in tried_in]), strict=True))
+    """Readings by verdict: all are one family, and those count in which agents learned."""
+    clear = dict(zip(differences, beyond([*differences.values()]), strict=True))
     return {
-        "holds": [name for name in tried_in if clear[name]],
-        "does not hold": [name for name in tried_in if not clear[name]],
+        "holds": [name for name in differences if learned[name] and clear[name]],
+        "does not hold": [name for name in differences if learned[name] and not clear[name]],
         "not reproduced": [name for name in differences if not learned[name]],
     }
 
@@ -341,7 +340,10 @@ def _text(
         "Uploads kept in % when agents see another episode's part of the observation (of "
         "`slots_left`, the same in all episodes, a clock that runs backwards):",
         table(parts, lambda row: [_number(100 * row[f"kept {part}"], 0) for part in parts]),
-        f"Claims, {many} x {len(rows)} comparisons; not reproduced where agents did not learn:",
+        f"Claims, {many} families of {len(rows)} comparisons; not reproduced where agents did not "
+        "learn. More uploads than random and max individual rate are part of having learned: where "
+        "these two are judged at all, they hold. The reading in which most claims hold is the best "
+        f"of {len(rows)} on these seeds, and has to be tested on others:",
         markdown(["claim", "holds in", "does not hold in", "not reproduced in"], claims),
         "Factors and their levels, the default first:",
         markdown(["factor", "level", "meaning"], levels),
