@@ -85,14 +85,25 @@ class Distributed:
             process.wait()
 
 
+RANKS = [
+    "qmix.share_parameters=true",
+    "qmix.client_id=false",
+    "qmix.state=order",
+    "allocation.observe=[order, slack, fading]",
+]
+"""Clients are told apart by rank alone."""
+
+
 @pytest.mark.parametrize(
-    ("share", "hold", "hops"), [(False, 1, False), (True, 1, False), (True, 5, True)]
+    ("kind", "hold", "hops"),
+    [("own", 1, False), ("shared", 1, False), ("shared", 5, True), ("ranked", 5, True)],
 )
 def test_one_process_per_agent_takes_the_same_actions(
-    share: bool, hold: int, hops: bool, overrides: list[str], tmp_path: Path
+    kind: str, hold: int, hops: bool, overrides: list[str], tmp_path: Path
 ) -> None:
     held = [f"qmix.hold_slots={hold}", f"qmix.hop_subbands={hops}"]
-    config = load_config("small-cell", [*overrides, *held, f"qmix.share_parameters={share}"])
+    kinds = {"own": [], "shared": ["qmix.share_parameters=true"], "ranked": RANKS}
+    config = load_config("small-cell", [*overrides, *held, *kinds[kind]])
     trainer = Trainer(config)
     for _ in range(3):
         trainer.play_batch()
@@ -118,7 +129,11 @@ def test_nobody_elses_observation_matters(tiny: Config) -> None:
     assert torch.equal(agents(observation)[2], agents(changed)[2])
 
 
-def test_agents_from_a_checkpoint_act_as_those_trained(tiny: Config, tmp_path: Path) -> None:
+@pytest.mark.parametrize("changes", [[], RANKS])
+def test_agents_from_a_checkpoint_act_as_those_trained(
+    changes: list[str], overrides: list[str], tmp_path: Path
+) -> None:
+    tiny = load_config("small-cell", [*overrides, *changes])
     trainer = train(tiny, tmp_path)
     policy = load_policy_checkpoint(tmp_path, tiny)
     assert (policy.name, policy.scope) == ("qmix", "local")

@@ -33,13 +33,16 @@ def session(path: Path) -> onnxruntime.InferenceSession:
 
 
 @pytest.mark.parametrize("preset", ["ring", "qmix-plus"])
-@pytest.mark.parametrize("share", [False, True])
-def test_onnx_runtime_takes_the_same_actions(preset: str, share: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("share", "numbered"), [(False, True), (True, True), (True, False)])
+def test_onnx_runtime_takes_the_same_actions(
+    preset: str, share: bool, numbered: bool, tmp_path: Path
+) -> None:
     config = load_config(
         preset,
         [
             "qmix.gradients=synthetic",
             f"qmix.share_parameters={share}",
+            f"qmix.client_id={numbered}",
             "radio.slots=2",
             "qmix.episodes=20",
             "qmix.batch_size=16",

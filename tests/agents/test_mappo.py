@@ -62,7 +62,7 @@ def part_of(memory: EpisodeMemory, run: int) -> EpisodeMemory:
 def test_advantages_by_a_plain_loop(gamma: float, trace: float) -> None:
     generator = torch.Generator().manual_seed(0)
     reward, value = torch.randn(2, 2, 6, 3, generator=generator)  # [run, decision, episode]
-    found, returns = advantages(reward, value, (gamma, gamma * trace))
+    found, returns = advantages(reward, value, torch.full((2, 1, 1), gamma), trace)
     for run in range(2):
         for episode in range(3):
             ahead, following = 0.0, 0.0
@@ -222,6 +222,17 @@ def test_runs_side_by_side_are_those_alone(share: bool) -> None:
         choice = learner.agents.draw(own, learner.agents(own), keys[run : run + 1])
         together = both.agents.draw(seen, both.agents(seen), keys)
         assert torch.equal(together.chunk(2)[run], choice)
+
+
+def test_a_run_may_have_its_own_discount() -> None:
+    configs = [config_of(), config_of().model_copy(update={"gamma": 0.5})]
+    sizes = (AGENTS, WIDTH, STATE, ACTIONS)
+    both, memory = MappoLearner(configs, *sizes, seeds=[4, 5]), played(2, seed=0)
+    both.update(memory, torch.tensor(0.0))
+    for run, config in enumerate(configs):
+        alone = MappoLearner(config, *sizes, seeds=[4 + run])
+        alone.update(part_of(memory, run), torch.tensor(0.0))
+        torch.testing.assert_close(both.take(run)["critic"], alone.take(0)["critic"])
 
 
 def test_a_continuation_is_exact() -> None:

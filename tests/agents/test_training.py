@@ -315,10 +315,19 @@ def test_the_command_tells_and_draws_seeds_apart_and_together(
 
 
 @pytest.mark.parametrize(
-    "change", ["share_parameters=false", "share_parameters=true", "mixer=qplex", "mixer=vdn"]
+    "change",
+    [
+        "share_parameters=false",
+        "share_parameters=true",
+        "share_parameters=true client_id=false state=order",
+        "mixer=qplex state=order",
+        "mixer=qplex",
+        "mixer=vdn",
+    ],
 )
 def test_several_seeds_of_other_networks(overrides: list[str], change: str) -> None:
-    config = load_config("small-cell", [*overrides, f"qmix.{change}"])
+    changes = [f"qmix.{one}" for one in change.split()]
+    config = load_config("small-cell", [*overrides, *changes])
     both, alone = Trainer(config, seeds=[0, 1]), Trainer(config, seeds=[1])
     for _ in range(3):
         ours, theirs = both.play_batch()[1], alone.play_batch()[0]

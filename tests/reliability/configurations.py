@@ -30,6 +30,12 @@ SMALL = {
     "qmix.replay_size": 60,
     "qmix.batch_size": 20,
     "qmix.parallel_episodes": 3,
+    "qmix.layouts": 2,
+    "qmix.candidates": 2,
+    "qmix.candidate_rounds": 2,
+    "qmix.mappo.value_hidden": 5,
+    "qmix.mappo.epochs": 2,
+    "qmix.mappo.minibatches": 2,
     "run.seeds": 2,
     "run.rounds": 3,
     "run.episodes_per_round": 6,
@@ -70,7 +76,22 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
 
 def configurations() -> st.SearchStrategy[Tree]:
     """Valid trees, sizes cut; a few of the cross-checks of the tree may still refuse one."""
-    return _branch(Config, "")
+    return _branch(Config, "").map(_settled)
+
+
+def _settled(tree: Tree) -> Tree:
+    """Without the contradictions that nearly every tree would have."""
+    qmix = tree["qmix"]
+    for part, name in ((qmix, "layouts"), (qmix["mappo"], "minibatches")):
+        part[name] = part[name] if qmix["parallel_episodes"] % part[name] == 0 else 1
+    qmix["client_id"] |= not qmix["share_parameters"]
+    radio, cell, learning = tree["radio"], tree["cell"], tree["learning"]
+    widest = radio["carrier_hz"] / (2 * radio["subbands"])
+    radio["bandwidth_hz"] = min(radio["bandwidth_hz"], widest)
+    cell["min_distance_m"] = min(cell["min_distance_m"], 0.5 * cell["side_m"])
+    if learning["server"] == "momentum":
+        learning["server_momentum"] = learning["server_momentum"] or 0.5
+    return tree
 
 
 def _branch(model: type[BaseModel], prefix: str) -> st.SearchStrategy[Tree]:

@@ -113,11 +113,14 @@ class Critic(nn.Module):
 
 
 class MappoLearner:
-    """Agents and critic of every run, and how they learn; faces as `Learner` has them."""
+    """Agents and critic of every run, and how they learn; faces as `Learner` has them.
+
+    With a configuration of its own a run may have another discount.
+    """
 
     def __init__(
         self,
-        config: QmixConfig,
+        config: QmixConfig | Sequence[QmixConfig],
         agents: int,
         width: int,
         state_width: int,
@@ -126,7 +129,10 @@ class MappoLearner:
         device: torch.device | str = "cpu",
         preference: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        self.config, self.runs = config, len(seeds)
+        configs = [config] * len(seeds) if isinstance(config, QmixConfig) else list(config)
+        self.config, self.runs = (config := configs[0]), len(seeds)
+        gamma = torch.tensor([own.gamma for own in configs], device=device)
+        self._gamma = gamma[:, None, None]
         drawn = [torch_generator(seed, "agent networks") for seed in seeds]
         self.agents = make_agents(config, agents, width, actions, drawn, preference)
         # A state in the order of rank ends in who has which, which is no business of the critic's.
@@ -165,7 +171,8 @@ class MappoLearner:
         shape = (self.runs, memory.decisions, memory.episodes)
         state = memory.state[:-1].transpose(0, 1).flatten(1, 2)
         worth = self._scale(self.critic(state[..., : self._state_width]).view(shape))
-        gain, returns = advantages(memory.reward.transpose(0, 1), worth, self._discounts)
+        trace = self.config.mappo.gae_lambda
+        gain, returns = advantages(memory.reward.transpose(0, 1), worth, self._gamma, trace)
         now = torch.stack([torch.ones_like(returns), returns, returns.square()]).mean((2, 3)).T
         self._returns.lerp_(now, 1.0 - MEMORY)
         mean, deviation = self._normal()
@@ -186,10 +193,6 @@ class MappoLearner:
         ):
             log = self.agents.preferred(seen, self.agents(seen)).log_softmax(-1)
             log_prob.copy_(log.gather(-1, choice[..., None])[..., 0])
-
-    @property
-    def _discounts(self) -> tuple[float, float]:
-        return self.config.gamma, self.config.gamma * self.config.mappo.gae_lambda
 
     def _normal(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of returns: [run, 1, 1]; 0 and 1 before there are any."""
@@ -300,21 +303,19 @@ class MappoLearner:
         return parts | {name: (self._flat[0], own) for name, own in self.kept.parts().items()}
 
 
-def advantages(
-    reward: Tensor, value: Tensor, discounts: tuple[float, float]
-) -> tuple[Tensor, Tensor]:
+def advantages(reward: Tensor, value: Tensor, gamma: Tensor, trace: float) -> tuple[Tensor, Tensor]:
     """Generalised advantages (Schulman et al. 2016) and the returns they amount to: [run,
-    decision, episode]. `discounts`: gamma, and gamma times lambda. After the last decision nothing
+    decision, episode]. `gamma` [run, 1, 1]; `trace` is lambda. After the last decision nothing
     follows.
 
     >>> one = torch.ones(1, 2, 1)
-    >>> [found.flatten().tolist() for found in advantages(one, one, (1.0, 0.5))]
+    >>> [found.flatten().tolist() for found in advantages(one, one, one[:, :1], 0.5)]
     [[1.0, 0.0], [2.0, 1.0]]
     """
     following = F.pad(value[:, 1:], (0, 0, 0, 1))
-    surprise = reward + discounts[0] * following - value
+    surprise = reward + gamma * following - value
     decision = torch.arange(value.shape[1], device=value.device)
     ahead = decision - decision[:, None]
-    weight = torch.where(ahead >= 0, discounts[1] ** ahead.clamp(min=0).to(value.dtype), 0.0)
-    advantage = weight @ surprise
+    weight = torch.where(ahead >= 0, (gamma * trace) ** ahead.clamp(min=0), 0.0)
+    advantage = weight @ surprise  # [run, decision, decision] times [run, decision, episode]
     return advantage, advantage + value
