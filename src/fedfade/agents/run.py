@@ -171,7 +171,7 @@ def _play_to(
             stack.callback(writer.close)
         asked = stack.enter_context(interrupts_held())
         saved, stop = time.perf_counter(), False
-        try:
+        with suppress(Diverged):  # all of them: said below
             while not stop:
                 start, learned = time.perf_counter(), trainer.learned
                 reports = trainer.play_batch()
@@ -180,17 +180,34 @@ def _play_to(
                     on_report(trainer, reports)
                 stop = asked() or trainer.batch >= until
                 if stop or time.perf_counter() - saved >= checkpoint_s:
-                    for place, run in enumerate(group):
-                        save(trainer, run.folder, run.curve, place)
+                    _save_all(trainer, group)
                     saved = time.perf_counter()
-        except Diverged as error:
-            end = "no checkpoint had been written yet"
-            if any(has_checkpoint(run.folder) for run in group):
-                end = "the last checkpoint before it is kept"
-            sentence = f"{str(error).removesuffix('.')}; {end}."
-            raise Diverged(sentence, error.run, group[error.run].folder) from None
+    if trainer.lost:
+        raise _about(trainer.lost, group)
     if asked():
         raise KeyboardInterrupt
+
+
+def _save_all(trainer: Trainer, group: list[_Run]) -> None:
+    """Checkpoints of all runs that have not diverged."""
+    for place, run in enumerate(group):
+        try:
+            if place not in trainer.lost:
+                save(trainer, run.folder, run.curve, place)
+        except Diverged as error:
+            trainer.lost[place] = error
+    if len(trainer.lost) == len(group):
+        raise trainer.lost[0]
+
+
+def _about(lost: Mapping[int, Diverged], group: list[_Run]) -> Diverged:
+    """What became of the first run that diverged, and where all of them are."""
+    folders = [group[place].folder for place in lost]
+    end = "no checkpoint had been written yet"
+    if has_checkpoint(folders[0]):
+        end = "the last checkpoint before it is kept"
+    sentence = str(next(iter(lost.values()))).removesuffix(".")
+    return Diverged(f"{sentence}; {end}.", folders)
 
 
 def _note(
@@ -204,7 +221,9 @@ def _note(
     """The figures of a batch into the curves and event files; `learned` updates came before it."""
     slots, updates = trainer.scenario.slots * trainer.rollout.episodes, trainer.learned - learned
     speed = {"slots per second": slots / seconds, "updates per second": updates / seconds}
-    for run, writer, report in zip(group, writers, reports, strict=True):
+    for place, (run, writer, report) in enumerate(zip(group, writers, reports, strict=True)):
+        if place in trainer.lost:
+            continue
         run.curve.append(report)
         writer.write(report.episodes, dict(zip(SCALARS, report[1:], strict=True)) | speed)
 
@@ -213,7 +232,7 @@ def save(trainer: Trainer, folder: Path, curve: list[Report], run: int = 0) -> N
     """Write a checkpoint of one run, unless the last update has broken the networks."""
     own = trainer.learner.take(run).values()
     if not all(bool(tensor.isfinite().all()) for tensor in own):
-        raise diverged("parameters", curve[-1].episodes if curve else 0, run)
+        raise diverged("parameters", curve[-1].episodes if curve else 0)
     training = trainer.snapshot(run) | {CURVE: torch.tensor(curve, dtype=torch.float64)}
     parts = {"agents": trainer.learner.kept.of(run), "training": training}
     episodes = trainer.batch * trainer.rollout.episodes

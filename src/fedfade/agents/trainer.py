@@ -82,17 +82,17 @@ class Report(NamedTuple):
 
 
 class Diverged(UserError):
-    """Losses, rewards or parameters of a run, its place among several, stopped being numbers."""
+    """Losses, rewards or parameters of a run stopped being numbers."""
 
-    def __init__(self, sentence: str, run: int, folder: Path | None = None) -> None:
+    def __init__(self, sentence: str, folders: Sequence[Path] = ()) -> None:
         super().__init__(sentence)
-        self.run, self.folder = run, folder
+        self.folders = list(folders)  # of all that did, where it is known
 
 
-def diverged(what: str, episodes: int, run: int, which: str = "") -> Diverged:
+def diverged(what: str, episodes: int, which: str = "") -> Diverged:
     """The sentence about it; `which` training, where there are several."""
     end = f"because {what} became infinite or not a number."
-    return Diverged(f"training{which} stopped at episode {episodes} {end}", run)
+    return Diverged(f"training{which} stopped at episode {episodes} {end}")
 
 
 class Trainer:
@@ -143,6 +143,7 @@ class Trainer:
         self._done = torch.zeros((), device=device)  # share of the training
         self._loss = torch.zeros(len(configs), device=device)  # summed over a batch's updates
         self._q = torch.zeros_like(self._loss)
+        self.lost: dict[int, Diverged] = {}  # runs that diverged; the others go on
         self._auditions: list[Audition] = []  # one a run, made when the first is due
 
     def play_batch(self) -> list[Report]:
@@ -306,9 +307,11 @@ class Trainer:
             if not (math.isfinite(reward) and (math.isfinite(loss) or not learned)):
                 which = f" of seed {self.seeds[run]}" if len(self.seeds) > 1 else ""
                 what = "the loss" if math.isfinite(reward) else "rewards"
-                raise diverged(what, episodes, run, which)
+                self.lost.setdefault(run, diverged(what, episodes, which))
             means = (reward, uploads, loss / updates, q / updates)
             reports.append(Report(episodes, *means, epsilon, accuracy))
+        if len(self.lost) == len(self.seeds):
+            raise self.lost[0]
         return reports
 
     def snapshot(self, run: int = 0) -> dict[str, Tensor]:

@@ -138,10 +138,12 @@ def _train(setting: Setting, readings: Sequence[Reading]) -> None:
                 agents.train_together([*left.values()], [*left], tell)
                 break
             except Diverged as error:  # an answer, too; the others go on
-                lost = next(folder for folder in left if folder == error.folder)
-                setting.say(f"readings: {lost.parent.name}: {error}")
-                write_json(lost / DIVERGED, {"says": str(error)})
-                del left[lost]
+                for lost in error.folders:
+                    setting.say(f"readings: {lost.parent.name}, {lost.name}: {error}")
+                    write_json(lost / DIVERGED, {"says": str(error)})
+                    del left[lost]
+                if not untrained([*left.values()], [*left]):
+                    break
 
 
 def _diverged(folder: Path) -> bool:
