@@ -205,6 +205,7 @@ FADING = Seam(
     {
         "clustered": "fedfade.radio.fading:ClusteredFading",
         "rayleigh": "fedfade.radio.fading:RayleighFading",
+        "gamma": "fedfade.radio.fading:GammaFading",
         "traces": "fedfade.radio.traces:TraceFading",
     },
 )

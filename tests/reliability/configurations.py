@@ -48,6 +48,7 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "radio.power_levels_dbm": st.lists(
         st.sampled_from([60.0, 23.0, 0.0, -50.0, -99.9]), min_size=1, max_size=4
     ).map(lambda levels: [*levels, -100.0]),
+    "cell.round_s": st.sampled_from([0.0, 1e-9, 1.0]),  # or most steps are longer than the cell
     "learning.data": st.just("digits"),
     "learning.data_dir": st.none(),
     "learning.model": st.just("cnn"),

@@ -34,6 +34,7 @@ from fedfade.learning.download import Source, _read_archive
 from fedfade.radio import gain_statistics, read_recording
 from fedfade.radio.impulse import read_impulse_responses, sampled_gains
 from fedfade.radio.traces import load_traces
+from fedfade.studies.paper.plan import load_plan
 from fedfade.uplink.gradients import RecordedGradients
 
 TINY = load_config(
@@ -109,6 +110,16 @@ _INDEX = {
         for part in ("agents", "training")
     },
 }
+_READINGS = b"""factors:
+  layout:
+    default: walking
+    levels:
+      walking: {says: clients walk}
+      ring: {says: clients on a ring, set: {cell.mobility: ring, cell.ring_snr_db: 20}}
+readings:
+  - {name: default}
+  - {name: ring, levels: {layout: ring}}
+"""
 _SWEEP = b"""preset: small-cell
 grid:
   radio.clusters: [7, 14]
@@ -148,6 +159,10 @@ def _gradients(path: Path) -> object:
 
 def _sweep(path: Path) -> object:
     return len(load_sweep(path).points)
+
+
+def _readings(path: Path) -> object:
+    return load_plan(path, TINY).chosen(())
 
 
 def _metrics(path: Path) -> object:
@@ -221,6 +236,7 @@ LOADERS: dict[str, Loader] = {
         ),
     ),
     "sweep": Loader(".yaml", _sweep, (_SWEEP,)),
+    "readings": Loader(".yaml", _readings, (_READINGS,)),
     "metrics": Loader(".csv", _metrics, (_rows(),)),
     "record": Loader(".json", _record, (b'{"finished": "now", "scopes": {"random": "local"}}',)),
     "checkpoint-index": Loader(".json", _index, (json.dumps(_INDEX).encode(),)),

@@ -137,7 +137,7 @@ YAML = st.recursive(
     | st.dictionaries(YAML, YAML, max_size=4).map(
         lambda d: "\n".join(f"{k}: {v}" for k, v in d.items())
     ),
-    name=st.sampled_from(["preset", "sweep"]),
+    name=st.sampled_from(["preset", "sweep", "readings"]),
 )
 def test_any_yaml(text: str, name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     content = text.encode("utf-8", "surrogatepass")

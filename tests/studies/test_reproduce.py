@@ -25,7 +25,7 @@ from fedfade.experiments.sweep import load_sweep
 from fedfade.seams import SWEEP_COMMANDS
 from fedfade.studies.frames import matching, read_frame, write_frame
 from fedfade.studies.paper import (
-    PARTS,
+    ALL,
     SCALES,
     charts,
     claims,
@@ -36,7 +36,7 @@ from fedfade.studies.paper import (
     runs,
     setting,
 )
-from fedfade.studies.paper.setting import Grid, checked_setting, cycle_seeds
+from fedfade.studies.paper.setting import Grid, checked_setting, seeds_used
 from tests.conftest import TINY
 
 MICRO = [
@@ -85,7 +85,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SCALES, "small", replace(SCALES["small"], grid=GRID))
         base = load_config("paper", [*SCALES["small"].overrides, *MICRO])
-        reproduce(checked_setting(out, base, "small"), list(PARTS))
+        reproduce(checked_setting(out, base, "small"), ALL)
     return out
 
 
@@ -106,7 +106,7 @@ def small(fedfade):
 
 
 def test_every_part_leaves_table_picture_and_facts(small, whole: Path, copied: Path) -> None:
-    for part in PARTS:
+    for part in ALL:
         assert list((whole / part).glob("*.csv")), part
         assert all(p.read_bytes()[:4] == b"\x89PNG" for p in (whole / part).glob("*.png"))
         assert (whole / part / f"{part}.png").exists()
@@ -118,7 +118,7 @@ def test_every_part_leaves_table_picture_and_facts(small, whole: Path, copied: P
     assert all(f"| {says} |" in page for says, *_ in claims.CLAIMS)
     assert "checks the code, not the paper" in page
     whole_page = (whole / "results.md").read_text()
-    for part in PARTS:
+    for part in ALL:
         assert f"({part}/{part}.png)" in whole_page
     # The same command again computes nothing and says the same.
     times = {p: p.stat().st_mtime_ns for p in copied.rglob("*.safetensors")}
@@ -280,18 +280,21 @@ def test_agents_are_tested_in_another_precision(small, copied: Path) -> None:
 def test_evaluation_seeds_are_never_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
     base = load_config("paper")
     paper = checked_setting(Path("x"), base, "paper")
-    used = {s for seed in paper.training_seeds for s in cycle_seeds(base, seed)}
-    assert len(used) == 5 * 15  # 30,000 episodes are 1,500 rounds of 20, a restart every 100
+    used = {s for seed in paper.training_seeds for s in seeds_used(base, seed)}
+    # 30,000 episodes are 1,500 rounds of 20, a restart every 100; and the trainings' own seeds.
+    assert len(used) == 5 * (15 + 1)
     tested = set(paper.test_seeds)
     assert tested == {1000, 1001, 1002, 1003, 1004}
     assert not used & tested
-    assert setting.check_unseen(paper) == (80, 5)  # with the five seeds of the trainings themselves
+    assert setting.check_unseen(paper) == (80, 5)
+    layouts = changed(base, {"qmix.layouts": 20})  # a task each, of 75 rounds
+    assert len(seeds_used(layouts, 0)) == 20 * 2
     monkeypatch.setattr(setting, "cycle_seed", lambda seed, cycle: 1003)
     with pytest.raises(UserError, match="not trained on"):
         checked_setting(Path("x"), base, "paper")
 
 
-def test_agents_meet_the_evaluation_seed_of_their_own(whole: Path) -> None:
+def test_agents_of_every_training_meet_every_evaluation_seed(whole: Path) -> None:
     found = {}
     for path in whole.glob("*/runs/*/qmix*/config.yaml"):
         config = load_config(path)
@@ -299,7 +302,11 @@ def test_agents_meet_the_evaluation_seed_of_their_own(whole: Path) -> None:
         found.setdefault(config.run.seed, set()).add(Path(config.allocation.checkpoint).name)
         hidden = config.allocation.hide
         assert ("ablation" in config.allocation.checkpoint) == bool(hidden)
-    assert found == {1000: {"seed-0"}, 1001: {"seed-1"}}
+    assert found == {1000: {"seed-0", "seed-1"}, 1001: {"seed-0", "seed-1"}}
+    for table, cells in (("accuracy/final", 4), ("regimes/uploads", 4), ("ablation/final", 3)):
+        lines = matching(read_frame(whole / f"{table}.csv"), policy="qmix")
+        pairs = [(seed, training) for seed in (1000, 1001) for training in "01"]
+        assert sorted(zip(lines["seed"], lines["training"], strict=True)) == sorted(cells * pairs)
 
 
 def test_training_on_gives_other_agents_and_new_runs(small, copied: Path) -> None:
@@ -324,8 +331,8 @@ def test_agents_that_come_with_the_package_join(
         assert answer.code == 0, answer.err
         lines = read_frame(copied / part / table)
         ours, theirs = (
-            [*matching(lines, seed=1000, policy=policy)["uploads"]]
-            for policy in ("qmix", "qmix-plus")
+            [*matching(lines, seed=1000, policy=policy, training=training)["uploads"]]
+            for policy, training in (("qmix", "0"), ("qmix-plus", ""))
         )
         assert len(ours) == 4
         assert ours == theirs
@@ -439,11 +446,12 @@ def test_rank_correlation_is_that_of_ranks() -> None:
         accuracy, bias, uploads = generator.integers(0, 6, (3, 12)).astype(float)
         lines = DataFrame({"accuracy": accuracy, "bias": bias, "uploads": uploads, "seed": 0})
         perfect = DataFrame([{"policy": "perfect", "accuracy": 9, "bias": 0, "uploads": 4}])
-        found = questions.correlation(pd.concat([lines.assign(policy="random"), perfect]))
+        lines["policy"] = [f"policy {number}" for number in range(12)]
+        found = questions.correlation(pd.concat([lines, perfect]))
         for name, values in (("all_runs", bias), ("within_seeds", bias), ("uploads", uploads)):
             wanted = np.corrcoef(ranks(values), ranks(accuracy))[0, 1]
             assert math.isclose(found[name], wanted, abs_tol=1e-12)
-    found = questions.correlation(lines.assign(policy="random", bias=1.0))
+    found = questions.correlation(lines.assign(bias=1.0))
     assert math.isnan(found["all_runs"])
 
 
@@ -459,7 +467,7 @@ def test_a_point_of_a_sweep(whole: Path, tmp_path: Path) -> None:
     out, told = tmp_path / "point", []
     assert command.lines(base, out) is None
     command.run(base, out, lambda done, total: told.append((done, total)))
-    assert told == [(done, len(PARTS)) for done in range(len(PARTS))]
+    assert told == [(done, len(ALL)) for done in range(len(ALL))]
     lines = command.lines(base, out)
     assert [line["policy"] for line in lines][-2:] == ["qmix", "perfect"]
     one = matching(read_frame(whole / "accuracy" / "final.csv"), seed=1000, policy="perfect")
@@ -481,7 +489,7 @@ def made_up_cells(gap: dict[str, float], error: float = 0.01) -> list[dict[str, 
             "alpha": alpha,
             "clusters": clusters,
             "policies": {name: {"accuracy": value} for name, value in policies.items()},
-            "qmix_minus": {name: [value, error] for name, value in gap.items()},
+            "qmix_minus": {name: [value, error, 5] for name, value in gap.items()},
         }
         for clusters in (14, 21, 28)
         for alpha in (0.5, 5, 50)
@@ -495,18 +503,18 @@ def test_rule_above_every_heuristic() -> None:
     cells = made_up_cells(BELOW)
     facts = {"cells": cells}
     assert answer(claims.above_every_heuristic, facts)[1:] == ("holds", "")
-    cells[4]["qmix_minus"]["max-sum-rate"] = [0.1, 0.06]  # within noise
+    cells[4]["qmix_minus"]["max-sum-rate"] = [0.1, 0.06, 5]  # within noise
     measured, verdict, when = answer(claims.above_every_heuristic, facts)
     assert verdict == "holds only when"
     assert when == "not at alpha 5, n_c 21"
     assert "max-sum-rate in 8" in measured
     for cell in cells:
-        cell["qmix_minus"]["max-sum-rate"] = [-0.1, 0.01]
+        cell["qmix_minus"]["max-sum-rate"] = [-0.1, 0.01, 5]
     _, verdict, when = answer(claims.above_every_heuristic, facts)
     assert verdict == "holds only when"
     assert when == "compared with random alone; compared with max-individual-rate alone"
     for cell in cells:
-        cell["qmix_minus"] |= {name: [-0.1, 0.01] for name in BELOW}
+        cell["qmix_minus"] |= {name: [-0.1, 0.01, 5] for name in BELOW}
     assert answer(claims.above_every_heuristic, facts)[1:] == ("does not hold", "")
 
 
@@ -526,7 +534,12 @@ def test_rule_above_the_schedule_and_close_to_perfect() -> None:
 def test_rule_sum_rate_declines() -> None:
     def lines(fall: float, other: float) -> list[dict[str, Any]]:
         return [
-            {"alpha": alpha, "policy": policy, "overall": [value, 0.005], "steps": [[value, 0.005]]}
+            {
+                "alpha": alpha,
+                "policy": policy,
+                "overall": [value, 0.005, 5],
+                "steps": [[value, 0.005, 5]],
+            }
             for alpha in (0.5, 5)
             for policy, value in (("max-sum-rate", fall), ("random", other), ("perfect", 0.2))
         ]
@@ -543,19 +556,19 @@ def test_rule_sum_rate_declines() -> None:
 
 
 def test_rule_heuristics_improve() -> None:
-    steps = {"overall": [0.05, 0.01], "steps": [[0.04, 0.01], [0.01, 0.01]]}
+    steps = {"overall": [0.05, 0.01, 5], "steps": [[0.04, 0.01, 5], [0.01, 0.01, 5]]}
     policies = ("random", "max-individual-rate", "max-sum-rate", "qmix")
     lines = [{"clusters": n, "policy": p, **deepcopy(steps)} for n in (14, 21) for p in policies]
     facts = {"with_alpha": lines}
     assert answer(claims.heuristics_improve, facts)[1] == "holds"
-    facts["with_alpha"][0]["steps"][1] = [-0.03, 0.01]
+    facts["with_alpha"][0]["steps"][1] = [-0.03, 0.01, 5]
     assert answer(claims.heuristics_improve, facts)[1:] == (
         "holds only when",
         "for max-individual-rate; for max-sum-rate",
     )
 
 
-def judged(alpha: float, seeds: Sequence[int]) -> dict[str, claims.Claim]:
+def judged(alpha: float, seeds: Sequence[int], learned: bool = True) -> dict[str, claims.Claim]:
     """One cell in which the paper's order of policies holds."""
     policies = [*setting.HEURISTICS, setting.SCHEDULE, "qmix", "qmix-plus", "perfect"]
     final = DataFrame(
@@ -564,7 +577,8 @@ def judged(alpha: float, seeds: Sequence[int]) -> dict[str, claims.Claim]:
         for place, policy in enumerate(policies)
         for seed in seeds
     )
-    return {claim.says: claim for claim in claims.judge({"accuracy": questions.facts_of(final)})}
+    facts = {**questions.facts_of(final), "learned": {"learned": learned}}
+    return {claim.says: claim for claim in claims.judge({"accuracy": facts})}
 
 
 @pytest.mark.parametrize(("alpha", "measured"), [(0.5, True), (5.0, False)])
@@ -589,16 +603,32 @@ def test_one_seed_shows_no_noise_to_be_beyond() -> None:
     assert above.verdict == "not measured"
     assert "one seed alone was run" in above.measured
     assert found["close to perfect upload at alpha 0.5"].verdict != "not measured"  # needs none
-    cell = {"snr": 10.0, "spread": 0.0, "gain": 1.0, "error": math.nan, "pays": True}
+    cell = {"snr": 10.0, "spread": 0.0, "gain": 1.0, "error": math.nan}
+    cell |= {"pays": True, "below": False}
     sentence = regimes.sentence("uploads", "agents", DataFrame([cell]))
     assert "a round, in the one seed that was run, in 1 of 1 cells" in sentence
     assert "noise" not in sentence
 
 
+def test_what_agents_did_not_learn_is_not_reproduced() -> None:
+    """Neither held nor refuted; claims about others are judged all the same."""
+    verdicts = {
+        learned: {says: claim.verdict for says, claim in judged(0.5, (0, 1), learned).items()}
+        for learned in (True, False)
+    }
+    changed_too = {says for says in verdicts[True] if verdicts[True][says] != verdicts[False][says]}
+    assert changed_too == {
+        "QMIX above every heuristic in all nine cells",
+        "(not in the paper) QMIX above a schedule made once a round",
+        "close to perfect upload at alpha 0.5",
+    }
+    assert {verdicts[False][says] for says in changed_too} == {"not reproduced"}
+
+
 def test_rules_of_the_ablation() -> None:
     facts = {
-        "hurt": {"gradient": [0.03, 0.01], "fading": [0.1, 0.01]},
-        "fading_more": [0.07, 0.01],
+        "hurt": {"gradient": [0.03, 0.01, 5], "fading": [0.1, 0.01, 5]},
+        "fading_more": [0.07, 0.01, 5],
         "variants": [
             {"hidden": "nothing", "band": 0.01, "uploads": 4.0},
             {"hidden": "gradient", "band": 0.01, "uploads": 4.0},
@@ -607,12 +637,12 @@ def test_rules_of_the_ablation() -> None:
     }
     assert answer(claims.hidden_gradient_hurts, facts)[1] == "holds"
     assert answer(claims.hidden_fading_hurts_more, facts)[1] == "holds"
-    facts["fading_more"] = [0.01, 0.01]
+    facts["fading_more"] = [0.01, 0.01, 5]
     assert answer(claims.hidden_fading_hurts_more, facts)[1:] == (
         "holds only when",
         "it hurts at all; its 10-90 % band is wider",
     )
-    facts["hurt"] = {"gradient": [0.01, 0.01], "fading": [-0.1, 0.01]}
+    facts["hurt"] = {"gradient": [0.01, 0.01, 5], "fading": [-0.1, 0.01, 5]}
     assert answer(claims.hidden_gradient_hurts, facts)[1] == "does not hold"
     assert answer(claims.hidden_fading_hurts_more, facts)[1] == "does not hold"
 
@@ -645,9 +675,9 @@ def test_rule_plus_not_below_local() -> None:
     facts = {"cells": cells}
     assert answer(claims.plus_not_below_local, facts)[1] == "not measured"
     for cell in cells:
-        cell["plus_minus"] = {name: [-0.01, 0.01] for name in claims.DECENTRALISED}
+        cell["plus_minus"] = {name: [-0.01, 0.01, 5] for name in claims.DECENTRALISED}
     assert answer(claims.plus_not_below_local, facts)[1] == "holds"
-    cells[3]["plus_minus"]["qmix"] = [-0.03, 0.01]
+    cells[3]["plus_minus"]["qmix"] = [-0.03, 0.01, 5]
     assert answer(claims.plus_not_below_local, facts)[1:] == (
         "holds only when",
         "at alpha 0.5, n_c 14; at alpha 0.5, n_c 28",

@@ -187,7 +187,8 @@ def _play_to(
             end = "no checkpoint had been written yet"
             if any(has_checkpoint(run.folder) for run in group):
                 end = "the last checkpoint before it is kept"
-            raise Diverged(f"{str(error).removesuffix('.')}; {end}.") from None
+            sentence = f"{str(error).removesuffix('.')}; {end}."
+            raise Diverged(sentence, error.run, group[error.run].folder) from None
     if asked():
         raise KeyboardInterrupt
 
@@ -210,8 +211,9 @@ def _note(
 
 def save(trainer: Trainer, folder: Path, curve: list[Report], run: int = 0) -> None:
     """Write a checkpoint of one run, unless the last update has broken the networks."""
-    if not all(bool(tensor.isfinite().all()) for tensor in trainer.learner.tensors().values()):
-        raise diverged("parameters", curve[-1].episodes if curve else 0)
+    own = trainer.learner.take(run).values()
+    if not all(bool(tensor.isfinite().all()) for tensor in own):
+        raise diverged("parameters", curve[-1].episodes if curve else 0, run)
     training = trainer.snapshot(run) | {CURVE: torch.tensor(curve, dtype=torch.float64)}
     parts = {"agents": trainer.learner.kept.of(run), "training": training}
     episodes = trainer.batch * trainer.rollout.episodes

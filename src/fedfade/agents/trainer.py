@@ -19,6 +19,7 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -81,13 +82,17 @@ class Report(NamedTuple):
 
 
 class Diverged(UserError):
-    """Losses, rewards or parameters stopped being numbers."""
+    """Losses, rewards or parameters of a run, its place among several, stopped being numbers."""
+
+    def __init__(self, sentence: str, run: int, folder: Path | None = None) -> None:
+        super().__init__(sentence)
+        self.run, self.folder = run, folder
 
 
-def diverged(what: str, episodes: int, which: str = "") -> Diverged:
+def diverged(what: str, episodes: int, run: int, which: str = "") -> Diverged:
     """The sentence about it; `which` training, where there are several."""
     end = f"because {what} became infinite or not a number."
-    return Diverged(f"training{which} stopped at episode {episodes} {end}")
+    return Diverged(f"training{which} stopped at episode {episodes} {end}", run)
 
 
 class Trainer:
@@ -300,7 +305,8 @@ class Trainer:
         for run, (reward, uploads, loss, q, accuracy) in rows:
             if not (math.isfinite(reward) and (math.isfinite(loss) or not learned)):
                 which = f" of seed {self.seeds[run]}" if len(self.seeds) > 1 else ""
-                raise diverged("the loss" if math.isfinite(reward) else "rewards", episodes, which)
+                what = "the loss" if math.isfinite(reward) else "rewards"
+                raise diverged(what, episodes, run, which)
             means = (reward, uploads, loss / updates, q / updates)
             reports.append(Report(episodes, *means, epsilon, accuracy))
         return reports

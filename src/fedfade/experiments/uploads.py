@@ -20,16 +20,26 @@ _AHEAD_SHARE = 0.03
 
 
 class Uplink:
-    """The upload problems of one configuration, the same for all policies."""
+    """The upload problems of one configuration, the same for all policies.
 
-    def __init__(self, config: Config, payload_bits: float, device: torch.device) -> None:
-        self.config = config
+    Clients are where each seed puts them, or where `layout` does, a seed for all.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        payload_bits: float,
+        device: torch.device,
+        layout: int | None = None,
+    ) -> None:
+        self.config, self._layout = config, layout
         self.seeds = [config.run.seed + i for i in range(config.run.seeds)]
         self.scenario = scenario_from_config(config, payload_bits, device)
         clients = config.learning.clients
         self._channel = Channel(config.radio, config.cell, clients, device)
         cell = Cell(config.cell, config.radio, clients)
-        self._trajectory = cell.trajectory(self.seeds, config.run.rounds, device=device)
+        walks = self.seeds if layout is None else [layout] * len(self.seeds)
+        self._trajectory = cell.trajectory(walks, config.run.rounds, device=device)
 
     @property
     def scenario_key(self) -> str:
@@ -40,7 +50,8 @@ class Uplink:
     @property
     def key(self) -> str:
         """Equal for uplinks with the same episodes; how data are dealt does not matter."""
-        return repr((self.config.radio, self.config.cell, self.seeds, self.scenario_key))
+        places = (self.config.radio, self.config.cell, self.seeds, self._layout)
+        return repr((*places, self.scenario_key))
 
     def rounds(self, numbers: Sequence[int]) -> Round:
         """Several rounds, one episode per seed and round; gradients unknown: [(seed, round)]."""

@@ -1,4 +1,4 @@
-"""Where small-scale gains come from: what a source must do, and the two that draw."""
+"""Where small-scale gains come from: what a source must do, and the three that draw."""
 
 import math
 from typing import Protocol
@@ -93,3 +93,15 @@ class RayleighFading(IndependentFading):
         phase = uniform(fold(keys, 2), (bands, _RAYS))
         series = time_series(doppler, phase, self.radio.slot_s, slots, groups=[_RAYS]).squeeze(-2)
         return torch.view_as_real(series[..., :slots]).square().sum(-1) / _RAYS
+
+
+class GammaFading(IndependentFading):
+    """Every slot and sub-band fades for itself, as the mean of two exponential variables.
+
+    That is the gamma distribution of shape 2, to which a sub-band average of the clustered channel
+    comes near; without its memory, but a hundred times cheaper: to train on.
+    """
+
+    def draw(self, keys: Tensor, at: LargeScale) -> Tensor:
+        pair = uniform(fold(keys, 1), (2, self.radio.subbands, self.radio.slots))
+        return -0.5 * pair.log().sum(1)

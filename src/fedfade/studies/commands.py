@@ -34,6 +34,15 @@ def reproduce(
         str | None, typer.Option(help="fp32, tf32 (CUDA) or bf16 (local training)")
     ] = None,
     data_dir: Annotated[str | None, typer.Option(help="folder data sets are kept in")] = None,
+    readings: Annotated[
+        Path | None, typer.Option(help="part readings: a list of your own, .yaml")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="part readings: these alone (repeatable)")
+    ] = None,
+    together: Annotated[
+        int, typer.Option(min=1, help="part readings: trainings in one program, at most")
+    ] = 15,
     redraw: Annotated[
         bool, typer.Option("--redraw", help="only figures and tables, from the CSV files")
     ] = False,
@@ -41,16 +50,20 @@ def reproduce(
 ) -> None:
     """Train, compare and draw what is missing; interrupted anywhere, the same command goes on.
 
-    PART is partition, reward, accuracy, epochs, ablation, bound, regimes, or all in this order.
+    PART is partition, reward, accuracy, epochs, ablation, bound, regimes, or all in this order; or
+    readings, which searches what the paper leaves open.
     """
     from fedfade.config import load_config
-    from fedfade.errors import not_allowed
+    from fedfade.errors import UserError, not_allowed
     from fedfade.studies import paper
 
     if part not in (*paper.PARTS, "all"):
         raise not_allowed("part", part, f"one of {', '.join(paper.PARTS)} or all")
     if scale not in paper.SCALES:
         raise not_allowed("--scale", scale, f"one of {', '.join(paper.SCALES)}")
+    for option, given in (("--readings", readings), ("--only", only)):
+        if given and part != "readings":
+            raise UserError(f"{option} belongs to part readings: leave it out of part {part}.")
     fields = {
         "learning.data_dir": data_dir,
         "run.seeds": seeds,
@@ -60,6 +73,8 @@ def reproduce(
         "run.precision": precision,
     }
     changes = [*paper.SCALES[scale].overrides, *with_fields(overrides, fields)]
+    if part == "readings" and scale == "paper":
+        changes = ["run.seeds=3", *changes]  # of many readings rather than of few
     begin = time.monotonic()
 
     def say(text: str) -> None:
@@ -67,9 +82,14 @@ def reproduce(
 
     folder = out or Path("runs") / f"reproduce-{scale}"
     grid = {"epoch_rounds": epoch_rounds}
-    setting = paper.checked_setting(folder, load_config(preset, changes), scale, grid, say)
+    search = paper.Search(readings, tuple(only or ()), together)
+    base = load_config(preset, changes)
+    setting = paper.checked_setting(folder, base, scale, grid, say, search)
     with stopping_cleanly(f"the same command continues in {folder}"):
-        page = paper.reproduce(setting, list(paper.PARTS) if part == "all" else [part], redraw)
+        page = paper.reproduce(setting, paper.ALL if part == "all" else [part], redraw)
+    if part == "readings":
+        typer.echo(f"table: {folder / 'readings' / 'readings.md'}")
+        return
     typer.echo(page)
     typer.echo(f"claims: {folder / 'claims.md'}")
 

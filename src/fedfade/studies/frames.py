@@ -14,7 +14,7 @@ from fedfade.errors import UserError
 from fedfade.experiments import Row
 from fedfade.storage import read_bytes, write_text
 
-_TEXT = ("policy", "winner", "next", "training", "cell", "rung", "learned", "hidden")
+_TEXT = ("policy", "winner", "next", "training", "cell", "rung", "learned", "hidden", "reading")
 """Columns of text, even where it looks like a number."""
 
 
@@ -71,24 +71,6 @@ def means(frame: DataFrame, group: str, field: str) -> Series:
     return frame.groupby(group, sort=False)[field].agg(lambda values: values.mean())
 
 
-def mean_error(values: Series) -> tuple[float, float]:
-    """Mean and its standard error, NaN for one value."""
-    return float(values.mean()), float(values.sem())
-
-
-def paired(
-    frame: DataFrame, one: dict[str, Any], other: dict[str, Any], field: str = "accuracy"
-) -> tuple[float, float]:
-    """Mean difference of two sets of runs, seed by seed, and its standard error.
-
-    >>> frame = DataFrame({"policy": [*"xxyy"], "seed": [0, 1, 0, 1], "accuracy": [5, 7, 4, 4]})
-    >>> paired(frame, {"policy": "x"}, {"policy": "y"})
-    (2.0, 1.0)
-    """
-    ours, theirs = (matching(frame, **where).set_index("seed")[field] for where in (one, other))
-    return mean_error((ours - theirs).dropna())
-
-
 def markdown(headings: Sequence[object], rows: Iterable[Iterable[object]]) -> str:
     """A Markdown table."""
     head, *lines = (f"| {' | '.join(map(str, row))} |" for row in (headings, *rows))
@@ -111,8 +93,8 @@ def labelled(runs: Iterable[StudyRun], rows: Iterable[Iterable[Row]]) -> DataFra
 
 
 def final_table(rows: DataFrame, by: Sequence[str], clients: int) -> DataFrame:
-    """How each run ended: a line per value of `by`, policy and seed."""
-    keys = [*by, "policy", "seed"]
+    """How each run ended: a line per value of `by`, policy, training and seed."""
+    keys = [*by, "policy", "training", "seed"]
     runs = rows.assign(empty=rows["delivered"] == 0).groupby(keys, sort=False)
     table = runs.agg(
         accuracy=("accuracy", "last"),
@@ -126,11 +108,12 @@ def final_table(rows: DataFrame, by: Sequence[str], clients: int) -> DataFrame:
     served = rows["delivered_clients"].str.get_dummies(" ")  # 1 in rounds a client delivered
     served = served.reindex(columns=[str(n) for n in range(clients)], fill_value=0)
     shares = served.groupby([rows[key] for key in keys], sort=False).mean().add_prefix("client_")
-    return in_order(table.join(shares).reset_index(), by, ["policy"], ["seed"])
+    return in_order(table.join(shares).reset_index(), by, ["policy"], ["training"], ["seed"])
 
 
 def curve_table(rows: DataFrame, by: Sequence[str], field: str) -> DataFrame:
-    """A field against rounds: median and 10-90 % band over seeds, where all were measured."""
+    """A field against rounds: median and 10-90 % band over seeds and trainings, where all
+    were measured."""
     keys = [*by, "policy", "round"]
     table = rows.groupby(keys, sort=False)[field].agg(
         median="median",

@@ -4,8 +4,7 @@ The uplink needs to know one thing of the learning side, the Gram matrix of the 
 d_n = g_{t-1} - g_n; and the learning side one thing of the uplink, who delivered.
 """
 
-from collections.abc import Sequence
-from itertools import product
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -137,16 +136,23 @@ class RecordedGradients(SyntheticGradients):
         return self._inner[[seed % tasks for seed in seeds], round % rounds]
 
 
-def record_gradients(config: Config, seeds: Sequence[int], path: Path) -> None:
-    """Run federated rounds in which everybody delivers and record their Gram matrices."""
-    source = FederatedGradients(config)
-    everybody = torch.ones(1, config.learning.clients, dtype=torch.bool)
+def record_gradients(
+    config: Config,
+    seeds: Sequence[int],
+    path: Path,
+    device: torch.device | str = "cpu",
+    tell: Callable[[int], None] = lambda rounds: None,
+) -> None:
+    """Run federated rounds in which everybody delivers, the tasks of all seeds side by side, and
+    record their Gram matrices; `tell` is told how many rounds are done."""
+    source = FederatedGradients(config, device)
+    everybody = torch.ones(len(seeds), config.learning.clients, dtype=torch.bool, device=device)
     found = []
-    for seed, round in product(seeds, range(config.run.rounds)):
-        found.append(source.inner([seed], round)[0])
+    for round in range(config.run.rounds):
+        tell(round)
+        found.append(source.inner(seeds, round).cpu())
         source.deliver(everybody)
-    inner = torch.stack(found).reshape(len(seeds), -1, *found[0].shape)  # [task, round, ...]
-    write_npz(path, {"inner": inner.numpy(force=True)})
+    write_npz(path, {"inner": torch.stack(found, 1).numpy()})  # [task, round, client, client]
 
 
 def gradient_source(config: Config, device: torch.device | str = "cpu") -> GradientSource:

@@ -79,6 +79,7 @@ def scenario_from_config(
     # Rayleigh at one frequency; a mean over a sub-band of the clustered channel spreads by
     # 3.5 dB instead of 5.6, as a gamma variable of shape 2 does.
     averaged = radio.subband_gain == "average" and radio.subcarriers > 1
+    shaped = radio.source == "gamma" or (radio.source == "clustered" and averaged)
     return Scenario(
         clients=config.learning.clients,
         bands=radio.subbands,
@@ -92,7 +93,7 @@ def scenario_from_config(
         full_power_w=float(dbm_to_w(radio.power_levels_dbm[radio.full_level])),
         full_level=radio.full_level,
         silent_level=radio.silent_level,
-        fading_shape=2.0 if radio.source == "clustered" and averaged else 1.0,
+        fading_shape=2.0 if shaped else 1.0,
         reward=RewardWeights(**allocation.reward.model_dump()),
         observe=tuple(allocation.observe),
         hide=tuple(allocation.hide),

@@ -18,8 +18,9 @@ from fedfade.errors import UserError
 from fedfade.experiments import Uplink, compare_many
 from fedfade.experiments.run_folder import mark
 from fedfade.radio import gain_statistics
-from fedfade.studies.frames import StudyRun, kept, labelled, matching, mean_error
+from fedfade.studies.frames import StudyRun, kept, labelled, matching
 from fedfade.studies.ladder.rungs import FIRST_SEED, OWN, Agents, Ladder, LadderCell, as_trained
+from fedfade.studies.noise import mean_error
 from fedfade.studies.paper.setting import QMIX
 from fedfade.uplink import Round, scenario_from_config
 from fedfade.uplink.gradients import SyntheticGradients

@@ -11,7 +11,7 @@ from fedfade.config import Config, changed, load_config
 from fedfade.errors import UserError, not_allowed
 from fedfade.studies.paper import SCALES as PAPER_SCALES
 from fedfade.studies.paper.regimes import FEEDBACK, ONCE_A_ROUND, ring
-from fedfade.studies.paper.setting import cycle_seeds
+from fedfade.studies.paper.setting import seeds_used, spread_out
 
 FIRST_SEED = 2000
 """Settings of the deadline policies were chosen on seeds 1000 to 1004; agents trained on those
@@ -182,7 +182,7 @@ def make_ladder(
     agents = load_agents(checkpoints)
     ages = sorted({*AGES, *(a.age for a in agents if a.age)}, reverse=True)
     run = {"run.seed": FIRST_SEED, "run.seeds": size.seeds if seeds is None else seeds}
-    played = _spread_out(size.rounds if rounds is None else rounds, base.run.rounds)
+    played = spread_out(size.rounds if rounds is None else rounds, base.run.rounds)
     fields_of: dict[str, dict[str, Any]] = {
         f"{snr:g} dB, spread {spread:g} dB": ring(snr, spread)
         for snr in size.snrs_db
@@ -200,17 +200,6 @@ def make_ladder(
     return Ladder(base, rungs(base.radio.slots, ages), cells, agents, ages)
 
 
-def _spread_out(count: int, rounds: int) -> tuple[int, ...]:
-    """Rounds evenly spread over a run, because clients walk on from one to the next.
-
-    >>> _spread_out(4, 100)
-    (0, 25, 50, 75)
-    """
-    if not 1 <= count <= rounds:
-        raise not_allowed("--rounds", count, f"between 1 and run.rounds = {rounds}")
-    return tuple(place * rounds // count for place in range(count))
-
-
 def as_trained(config: Config, agents: Agents) -> Config:
     """A cell as these agents observe it."""
     trained = agents.configs[0]
@@ -223,5 +212,5 @@ def check_unseen(agents: Agents, config: Config) -> None:
     """Refuse agents that were trained on seeds they would play."""
     played = set(range(config.run.seed, config.run.seed + config.run.seeds))
     for own in agents.configs:
-        if played & {own.run.seed, *cycle_seeds(own, own.run.seed)}:
+        if played & seeds_used(own, own.run.seed):
             raise UserError(f"--checkpoint {agents.name!r} was trained on the seeds it would play.")

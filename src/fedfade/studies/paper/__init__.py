@@ -5,5 +5,5 @@ they stopped), boils it down to small CSV files, and draws figures, facts (JSON)
 tables (Markdown) from those alone.
 """
 
-from fedfade.studies.paper.reproduction import PARTS, Reproduce, reproduce
-from fedfade.studies.paper.setting import SCALES, Grid, Setting, checked_setting
+from fedfade.studies.paper.reproduction import ALL, PARTS, Reproduce, reproduce
+from fedfade.studies.paper.setting import SCALES, Grid, Search, Setting, checked_setting

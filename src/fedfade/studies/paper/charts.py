@@ -1,6 +1,5 @@
 """The figures of a reproduction, all drawn from its tables."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ from fedfade.allocation import PERFECT
 from fedfade.errors import UserError
 from fedfade.experiments.figures import blank, colour, of_seeds, share_map, tidy
 from fedfade.studies.frames import matching
+from fedfade.studies.noise import TIE
 
 Figure = Any
 """Matplotlib's, which need not be installed: without it tables must do."""
@@ -132,7 +132,7 @@ def ablation(training: DataFrame, curves: DataFrame) -> Figure:
         _curve(right, matching(curves, hidden=hidden), shade, name, 100.0)
     seeds = training["seed"].nunique()
     _label(left, f"Training: {of_seeds(seeds)}", "training episodes", "reward of an episode")
-    shown = of_seeds(seeds, "unseen seed")  # one for each training
+    shown = of_seeds(seeds, "unseen seed")  # as many as trainings, each on all
     _label(right, f"Test at the centre: {shown}", "federated round", "test accuracy in %")
     _legend_below(figure, right, 3)
     return figure
@@ -215,12 +215,12 @@ def _map(axes: Any, cells: DataFrame, field: str, order: Sequence[str]) -> None:
     snrs, spreads = [*cells["snr"].unique()], [*cells["spread"].unique()]
     for cell in cells.to_dict("records"):
         x, y = snrs.index(cell["snr"]), spreads.index(cell["spread"])
-        level = within_noise(cell["margin"], cell["error"])
+        level = bool(cell["level"])
         shade = to_rgb(colour(cell["winner"], order))
         pale = 0.35 if level else 0.85
         axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fc=(*shade, pale), ec="white", lw=1.5))
         value = 100 * cell["value"] if field == "accuracy" else cell["value"]
-        text = f"{margin_text(cell['margin'], cell['error'], field)}\n({value:.1f})"
+        text = f"{margin_text(cell['margin'], level, field)}\n({value:.1f})"
         ink = "white" if not level and sum(shade) < 1.5 else "black"
         axes.text(x, y, text, ha="center", va="center", fontsize=8, color=ink)
     axes.set(xlim=(-0.5, len(snrs) - 0.5), ylim=(-0.5, len(spreads) - 0.5))
@@ -229,21 +229,35 @@ def _map(axes: Any, cells: DataFrame, field: str, order: Sequence[str]) -> None:
     axes.tick_params(length=0)
 
 
-_TIE = 1e-5  # what is left of equal means when tables keep six digits
+def readings(summary: DataFrame, clients: int) -> Figure:
+    """Uploads of QMIX in every reading, beside two policies that do not learn, sorted."""
+    ranked = summary.sort_values("uploads qmix", kind="stable")
+    figure, ((axes,),) = panels(8.5, 1.6 + 0.24 * len(ranked), 1, 1)
+    places = np.arange(len(ranked))
+    shown = ("max-sum-rate", "block-fading-schedule", "qmix")
+    axes.hlines(places, ranked["least"], ranked["most"], color=colour("qmix", shown), lw=2)
+    for policy in shown:
+        sizes = {"s": 46 if policy == "qmix" else 26, "zorder": 3}
+        x = ranked[f"uploads {policy}"]
+        axes.scatter(x, places, color=colour(policy, shown), label=policy, **sizes)
+    stars = ["* " if learned == "yes" else "" for learned in ranked["learned"]]
+    names = [star + name for star, name in zip(stars, ranked["reading"], strict=True)]
+    axes.set_yticks(places, names, fontsize=8)
+    axes.grid(axis="x", alpha=0.25)
+    axes.set_xlim(left=0)
+    title = "Uploads of each reading; line: least to most of its trainings, *: agents learned"
+    _label(axes, title, f"uploads a round, of {clients}", "")
+    _legend_below(figure, axes, 3)
+    return figure
 
 
-def within_noise(margin: float, error: float) -> bool:
-    """Whether a margin is no more than twice its standard error."""
-    return margin <= max(0.0 if math.isnan(error) else 2 * error, _TIE)
-
-
-def margin_text(margin: float, error: float, field: str) -> str:
+def margin_text(margin: float, level: bool, field: str) -> str:
     """The margin as it stands in the map; a tilde where it is within the noise.
 
-    >>> margin_text(0.5, 0.4, "uploads")
+    >>> margin_text(0.5, True, "uploads")
     '~0.50'
     """
-    if abs(margin) < _TIE:
+    if abs(margin) < TIE:
         return "tie"
     size = f"{100 * margin:.1f}" if field == "accuracy" else f"{margin:.2f}"
-    return f"{'~' if within_noise(margin, error) else '+'}{size}"
+    return f"{'~' if level else '+'}{size}"

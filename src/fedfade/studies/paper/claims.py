@@ -1,7 +1,8 @@
 """The paper's claims, each judged by a stated rule from the facts (JSON) of one part.
 
-A pair (mean, error) is a difference taken seed by seed and its standard error. *Beyond noise*
-means more than twice that error; with one seed there is no error, and nothing is judged.
+Differences are judged by `fedfade.studies.noise`, all those of a verdict as one family; with one
+seed there is no error, and nothing is judged. A claim about agents that did not learn is neither
+held nor refuted: it is not reproduced.
 """
 
 import math
@@ -10,9 +11,11 @@ from typing import Any, Literal, NamedTuple
 
 from fedfade.allocation import PERFECT
 from fedfade.studies.frames import markdown
+from fedfade.studies.noise import RULE, Difference, beyond
 from fedfade.studies.paper.setting import HEURISTICS, QMIX, SCHEDULE
+from fedfade.studies.paper.trial import LEARNED
 
-Verdict = Literal["holds", "holds only when", "does not hold", "not measured"]
+Verdict = Literal["holds", "holds only when", "does not hold", "not reproduced", "not measured"]
 Facts = Mapping[str, Any]
 Measured = tuple[str, Mapping[str, bool]]
 Rule = Callable[[Facts], Measured]
@@ -34,6 +37,7 @@ class Claim(NamedTuple):
     rule: str
     part: str
     measure: Rule
+    of_agents: bool  # that were trained: judged only if they learned
     measured: str = ""
     verdict: Verdict = "not measured"
     when: str = ""  # for `holds only when`
@@ -43,12 +47,13 @@ CLAIMS: list[Claim] = []
 _NUMBERS = {"close": 100 * CLOSE, "stays": 100 * STAYS, "converged": 100 * CONVERGED}
 
 
-def _claim(part: str) -> Callable[[Rule], Rule]:
+def _claim(part: str, of_agents: bool = False) -> Callable[[Rule], Rule]:
     """Enter a claim: the docstring of the function says what is claimed, then the rule."""
 
     def enter(measure: Rule) -> Rule:
         says, rule = " ".join((measure.__doc__ or "").split()).split(": ", 1)
-        CLAIMS.append(Claim(says, rule.format(tracks=TRACKS, **_NUMBERS), part, measure))
+        rule = rule.format(tracks=TRACKS, **_NUMBERS)
+        CLAIMS.append(Claim(says, rule, part, measure, of_agents))
         return measure
 
     return enter
@@ -58,20 +63,30 @@ class NotMeasured(Exception):
     """Why the facts do not suffice to judge a claim."""
 
 
-def beyond(pair: Sequence[float]) -> bool:
-    """Whether a difference is above zero beyond noise.
+Pair = Sequence[float]
+"""A `Difference` as JSON gives it back."""
 
-    >>> beyond((0.1, 0.04)), beyond((0.1, 0.06))
-    (True, False)
+
+def above(pairs: Iterable[Pair]) -> list[bool]:
+    """Which differences are above zero beyond noise, all of them being one family.
+
+    >>> above([(0.1, 0.02, 5), (0.1, 0.06, 5)])
+    [True, False]
     """
-    mean, error = pair
-    if math.isnan(error):
+    differences = [Difference(pair[0], pair[1], int(pair[2]), *pair[3:]) for pair in pairs]
+    if any(math.isnan(one.error) for one in differences):
         raise NotMeasured("one seed alone was run: how far chance moves it is not known")
-    return bool(mean > 2 * error)
+    return beyond(differences)
 
 
-def _below(pair: Sequence[float]) -> bool:
-    return beyond((-pair[0], pair[1]))
+def below(pair: Pair) -> bool:
+    """Whether one is below zero, by itself: corrected for their number, claims that nothing falls
+    would hold more easily the more is compared."""
+    return above([_negative(pair)])[0]
+
+
+def _negative(pair: Pair) -> Pair:
+    return -pair[0], *pair[1:]
 
 
 def verdict_of(held: Mapping[str, bool]) -> tuple[Verdict, str]:
@@ -99,21 +114,25 @@ def _at_low_alpha(facts: Facts) -> list[Facts]:
     return chosen
 
 
-def _points(pair: Sequence[float]) -> str:
-    mean, error = pair
-    return f"{100 * mean:+.1f}" + ("" if math.isnan(error) else f"±{100 * error:.1f}")
+def _points(pair: Pair) -> str:
+    """A difference, its error over seeds and, where agents were trained, over trainings."""
+    mean, error, _, *moved = pair
+    text = f"{100 * mean:+.1f}" + ("" if math.isnan(error) else f"±{100 * error:.1f}")
+    trained = bool(moved) and not math.isnan(moved[0])
+    return text + (f" (trainings ±{100 * moved[0]:.1f})" if trained else "")
 
 
 def _listed(values: Iterable[float], form: str = "g") -> str:
     return ", ".join(f"{value:{form}}" for value in values)
 
 
-@_claim("accuracy")
+@_claim("accuracy", of_agents=True)
 def above_every_heuristic(facts: Facts) -> Measured:
     """QMIX above every heuristic in all nine cells: final accuracy above random, max individual
     rate and max sum rate beyond noise, in each cell"""
     cells = facts["cells"]
-    beaten = {h: [beyond(cell["qmix_minus"][h]) for cell in cells] for h in HEURISTICS}
+    answers = iter(above(cell["qmix_minus"][h] for h in HEURISTICS for cell in cells))
+    beaten = {h: [next(answers) for _ in cells] for h in HEURISTICS}
     rows = zip(cells, *beaten.values(), strict=True)
     all_three = {_cell(cell): all(each) for cell, *each in rows}
     text = []
@@ -122,20 +141,22 @@ def above_every_heuristic(facts: Facts) -> Measured:
         text.append(f"{h} in {sum(beaten[h])} ({min(gaps):+.1f} to {max(gaps):+.1f} points)")
     # Nowhere above all three, it may still be above some everywhere.
     weaker = {f"compared with {h} alone": all(beaten[h]) for h in HEURISTICS}
-    measured = f"of {len(cells)} cells, above {'; '.join(text)}"
+    measured = f"{len(cells) * len(beaten)} comparisons; of {len(cells)} cells, above "
+    measured += "; ".join(text)
     return measured, all_three if any(all_three.values()) else weaker
 
 
-@_claim("accuracy")
+@_claim("accuracy", of_agents=True)
 def above_the_schedule(facts: Facts) -> Measured:
     """(not in the paper) QMIX above a schedule made once a round: final accuracy above the
     block-fading schedule's beyond noise, in each cell"""
     gaps = {_cell(cell): cell["qmix_minus"][SCHEDULE] for cell in facts["cells"]}
-    held = {cell: beyond(gap) for cell, gap in gaps.items()}
-    return f"points above, cell by cell: {', '.join(map(_points, gaps.values()))}", held
+    held = dict(zip(gaps, above(gaps.values()), strict=True))
+    each = ", ".join(map(_points, gaps.values()))
+    return f"{len(gaps)} comparisons; points above, cell by cell: {each}", held
 
 
-@_claim("accuracy")
+@_claim("accuracy", of_agents=True)
 def close_to_perfect(facts: Facts) -> Measured:
     """close to perfect upload at alpha 0.5: median final accuracy at most {close:.0f} points below
     perfect upload, in each cell of the smallest alpha"""
@@ -157,18 +178,25 @@ def sum_rate_declines(facts: Facts) -> Measured:
     if not any(line["steps"] for line in lines):
         raise NotMeasured("one n_c alone was run")
     held, text = {}, []
-    for alpha in dict.fromkeys(line["alpha"] for line in lines):
+    falls = [line["overall"] for line in lines if line["policy"] == "max-sum-rate"]
+    alphas = dict.fromkeys(line["alpha"] for line in lines)
+    for alpha, falling in zip(alphas, above(map(_negative, falls)), strict=True):
         own = {line["policy"]: line["overall"] for line in lines if line["alpha"] == alpha}
         own.pop(PERFECT, None)
         change = own.pop("max-sum-rate")
-        moved = [p for p, (mean, error) in own.items() if abs(mean) > max(STAYS, 2 * error)]
-        held[f"at alpha {alpha:g}"] = _below(change) and change[0] < -STAYS and not moved
+        moved = [
+            policy
+            for policy, pair in own.items()
+            if abs(pair[0]) > STAYS and (below(pair) or below(_negative(pair)))
+        ]
+        held[f"at alpha {alpha:g}"] = falling and change[0] < -STAYS and not moved
         others = f"; moved too: {', '.join(moved)}" if moved else ""
         text.append(f"alpha {alpha:g}: {_points(change)} points{others}")
     changes = facts["uploads_with_clusters"]
     uploads = [line["overall"][0] for line in changes if line["policy"] == "max-sum-rate"]
     mean = sum(uploads) / len(uploads)
-    return f"{'; '.join(text)}; its uploads {mean:+.2f} a round", held
+    uploads_too = f"its uploads {mean:+.2f} a round"
+    return f"{len(falls)} comparisons; {'; '.join(text)}; {uploads_too}", held
 
 
 @_claim("accuracy")
@@ -178,39 +206,45 @@ def heuristics_improve(facts: Facts) -> Measured:
     lines = facts["with_alpha"]
     if not any(line["steps"] for line in lines):
         raise NotMeasured("one alpha alone was run")
+    lines = [line for line in lines if line["policy"] in HEURISTICS]
+    up = above(line["overall"] for line in lines)
     held, text, own = {}, [], []
     for policy in HEURISTICS:
         own = [line for line in lines if line["policy"] == policy]
-        held[f"for {policy}"] = all(
-            beyond(line["overall"]) and not any(map(_below, line["steps"])) for line in own
+        rises = [clear for line, clear in zip(lines, up, strict=True) if line in own]
+        held[f"for {policy}"] = all(rises) and not any(
+            below(s) for line in own for s in line["steps"]
         )
         text.append(f"{policy} {', '.join(_points(line['overall']) for line in own)}")
     heads = _listed(line["clusters"] for line in own)
-    return f"points from least to most alpha at n_c {heads}: {'; '.join(text)}", held
+    head = f"{len(lines)} comparisons; points from least to most alpha at n_c {heads}"
+    return f"{head}: {'; '.join(text)}", held
 
 
-@_claim("ablation")
+@_claim("ablation", of_agents=True)
 def hidden_gradient_hurts(facts: Facts) -> Measured:
     """hiding the gradient deviation hurts: final accuracy at the centre below the full
     observation's beyond noise"""
     pair = facts["hurt"]["gradient"]
     ends = ", ".join(f"{one['hidden']} hidden {one['uploads']:.2f}" for one in facts["variants"])
-    return f"costs {_points(pair)} points; uploads per round {ends}", {"at all": beyond(pair)}
+    return f"costs {_points(pair)} points; uploads per round {ends}", {"at all": above([pair])[0]}
 
 
-@_claim("ablation")
+@_claim("ablation", of_agents=True)
 def hidden_fading_hurts_more(facts: Facts) -> Measured:
     """hiding the fading hurts more, and is less stable: below the full observation's and below the
     hidden gradient's beyond noise, and a wider band"""
     band = {line["hidden"]: line["band"] for line in facts["variants"]}
     hurt, more = facts["hurt"]["fading"], facts["fading_more"]
+    hurts, hurts_more = above([hurt, more])
     held = {
-        "it hurts at all": beyond(hurt),
-        "it hurts more than the hidden gradient": beyond(more),
+        "it hurts at all": hurts,
+        "it hurts more than the hidden gradient": hurts_more,
         "its 10-90 % band is wider": band["fading"] > band["nothing"],
     }
     text = (
-        f"costs {_points(hurt)} points, {_points(more)} more than the hidden gradient; band "
+        f"2 comparisons; costs {_points(hurt)} points, {_points(more)} more than the hidden "
+        "gradient; band "
         f"{100 * band['fading']:.1f} points against {100 * band['nothing']:.1f}"
     )
     return text, held if held["it hurts at all"] else {}
@@ -252,10 +286,10 @@ def plus_not_below_local(facts: Facts) -> Measured:
     cells = _at_low_alpha(facts)
     if not all(cell.get("plus_minus") for cell in cells):
         raise NotMeasured("no such agents fit this scenario")
-    above = {p: [cell["plus_minus"][p] for cell in cells] for p in DECENTRALISED}
-    rows = zip(cells, *above.values(), strict=True)
-    held = {_cell(cell): not any(map(_below, gaps)) for cell, *gaps in rows}
-    text = "; ".join(f"{policy} {', '.join(map(_points, own))}" for policy, own in above.items())
+    gaps = {p: [cell["plus_minus"][p] for cell in cells] for p in DECENTRALISED}
+    rows = zip(cells, *gaps.values(), strict=True)
+    held = {_cell(cell): not any(map(below, own)) for cell, *own in rows}
+    text = "; ".join(f"{policy} {', '.join(map(_points, own))}" for policy, own in gaps.items())
     return f"points above at n_c {_listed(c['clusters'] for c in cells)}: {text}", held
 
 
@@ -263,7 +297,10 @@ def judge(facts: Mapping[str, Facts]) -> list[Claim]:
     """Every claim with what was measured and the verdict, from the facts of the parts run."""
     found = []
     for claim in CLAIMS:
-        measured, verdict, when = answer_of(claim.measure, facts.get(claim.part), claim.part)
+        own = facts.get(claim.part)
+        measured, verdict, when = answer_of(claim.measure, own, claim.part)
+        if claim.of_agents and verdict != "not measured" and own and not own["learned"]["learned"]:
+            verdict, when = "not reproduced", "the agents did not learn"
         found.append(claim._replace(measured=measured, verdict=verdict, when=when))
     return found
 
@@ -289,8 +326,8 @@ def page(claims: Sequence[Claim], head: str) -> str:
         "# The paper's claims",
         head,
         markdown(["claim", "measured", "verdict"], rows),
-        "Rules; holding in all cases, in some (holds only when), or in none. A difference is taken "
-        "seed by seed; beyond noise means more than twice its standard error.",
+        "Rules; holding in all cases, in some (holds only when), or in none; *not reproduced* "
+        f"where it speaks of agents and these did not learn. {RULE} {LEARNED}",
         "\n".join(f"- *{claim.says}*: {claim.rule}." for claim in claims),
     ]
     return "\n\n".join(sections) + "\n"

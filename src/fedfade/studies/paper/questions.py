@@ -15,17 +15,27 @@ from scipy.stats import spearmanr
 
 from fedfade.agents import saved_curve
 from fedfade.allocation import PERFECT
-from fedfade.config import QmixConfig, changed
+from fedfade.config import Config, QmixConfig, changed
 from fedfade.device import pick_device
 from fedfade.experiments.comparison import bound_under
 from fedfade.experiments.figures import of_seeds
 from fedfade.experiments.run_folder import decisive, mark
-from fedfade.learning import class_counts, deal, load_data
+from fedfade.learning import Federation, class_counts, deal, load_data
 from fedfade.learning.plots import class_distribution
-from fedfade.studies.frames import curve_table, final_table, kept, markdown, matching, paired
-from fedfade.studies.paper import charts
-from fedfade.studies.paper.runs import agent_runs, all_runs, compared, trained
-from fedfade.studies.paper.setting import BASELINES, QMIX, QMIX_PLUS, Hide, PaperCell, Setting
+from fedfade.studies.frames import curve_table, final_table, kept, markdown, matching
+from fedfade.studies.noise import Difference, paired
+from fedfade.studies.paper import charts, trial
+from fedfade.studies.paper.runs import agent_runs, agents_mark, all_runs, compared, trained
+from fedfade.studies.paper.setting import (
+    BASELINES,
+    QMIX,
+    QMIX_PLUS,
+    Hide,
+    PaperCell,
+    Setting,
+    spread_out,
+)
+from fedfade.uplink.gradients import SyntheticGradients
 
 HIDDEN: tuple[Hide, ...] = ("gradient", "fading")
 _POINTS = 300  # of a curve in the table; each is a mean over its episodes
@@ -135,7 +145,38 @@ def _compared_in(
         f"{part}/final": final_table(rows, by, setting.base.learning.clients),
         f"{part}/curves": curve_table(rows, by, "accuracy"),
         f"{part}/bias": curve_table(centre, by, "gradient_bias"),
+        f"{part}/inputs": _inputs(setting),
     }
+
+
+def _inputs(setting: Setting, hide: Sequence[Hide] = ()) -> DataFrame:
+    """Uploads at the centre of agents and of the local heuristics, without learning (gradients are
+    invented), and with swapped observations."""
+    folders, seeds = trained(setting, hide), setting.test_seeds
+    numbers = spread_out(
+        min(setting.grid.regime_rounds, setting.base.run.rounds), setting.base.run.rounds
+    )
+    bits = payload_bits(setting.base)
+    config = changed(setting.base, {"allocation.hide": list(hide), "learning.payload_bits": bits})
+
+    def play() -> DataFrame:
+        device = pick_device(config.run.device)
+        source, agents = (
+            SyntheticGradients(config, device),
+            dict(zip(setting.training_seeds, folders, strict=True)),
+        )
+        return trial.tried(config, seeds, numbers, source, trial.LOCAL_HEURISTICS, agents, device)
+
+    name = mark(decisive(config), seeds, numbers, [*map(agents_mark, folders)])
+    return kept(setting.out / "reward" / "runs" / f"inputs-{name}.csv", play)
+
+
+def payload_bits(config: Config) -> float:
+    """Bits of an upload; `auto`: as in federated runs, the values of the model."""
+    learning = config.learning
+    if learning.payload_bits != "auto":
+        return float(learning.payload_bits)
+    return Federation(learning, load_data(learning)).payload_bits
 
 
 def draw_accuracy(setting: Setting, part: str = "accuracy") -> charts.Drawn:
@@ -143,11 +184,30 @@ def draw_accuracy(setting: Setting, part: str = "accuracy") -> charts.Drawn:
     final, curves = setting.table(f"{part}/final"), setting.table(f"{part}/curves")
     grid = partial(charts.accuracy_grid, curves, final["seed"].nunique())
     served = partial(charts.served, matching(final, **setting.centre._asdict()))
-    return charts.Drawn(facts_of(final), _text(final), {part: grid, "served": served})
+    learned = trial.learned_facts(setting.table(f"{part}/inputs"))
+    text = f"{_text(final)}\n\n{_swap_text({'nothing': learned})}"
+    facts = {**facts_of(final), "learned": learned}
+    return charts.Drawn(facts, text, {part: grid, "served": served})
+
+
+def _swap_text(variants: Mapping[str, Mapping[str, Any]]) -> str:
+    """Whether agents use what they observe, a row for each variant of them."""
+    parts = list(next(iter(variants.values()))["kept"])
+    rows = [
+        [hidden, *(f"{100 * found['kept'][part]:.0f}" for part in parts), _yes(found["learned"])]
+        for hidden, found in variants.items()
+    ]
+    heads = ["hidden", *parts, "learned"]
+    title = "Uploads kept in % when agents see another episode's part of the observation"
+    return f"{title}. {trial.LEARNED}\n\n{markdown(heads, rows)}"
+
+
+def _yes(answer: bool) -> str:
+    return "yes" if answer else "no"
 
 
 def facts_of(final: DataFrame) -> dict[str, Any]:
-    """What the claims are judged by; a pair is a mean difference over seeds and its error."""
+    """What the claims are judged by."""
     measured = ["accuracy", "uploads", "fairness", "bias"]
     cells = []
     for (clusters, alpha), own in final.groupby(["clusters", "alpha"], sort=False):
@@ -164,7 +224,7 @@ def facts_of(final: DataFrame) -> dict[str, Any]:
     }
 
 
-def _above(own: DataFrame, agents: str) -> dict[str, tuple[float, float]]:
+def _above(own: DataFrame, agents: str) -> dict[str, Difference]:
     """How far agents end above every other policy; empty if they are not there."""
     names = own["policy"].unique()
     others = [name for name in names if name != agents] if agents in names else []
@@ -220,12 +280,16 @@ def compute_ablation(setting: Setting) -> dict[str, DataFrame]:
         # With nothing hidden these are the runs of the accuracy part, made there or here.
         part = "ablation" if hide else "accuracy"
         own = agent_runs(setting, part, centre._asdict(), centre.fields, hide)
-        runs += [run._replace(labels={"hidden": name}) for run in own]
+        runs += [
+            run._replace(labels={"hidden": name, "training": run.labels["training"]}) for run in own
+        ]
+    inputs = [_inputs(setting, hide).assign(hidden=name) for name, hide in variants.items()]
     rows = compared(setting, runs, "ablation")
     return {
         "ablation/curve": curve,
         "ablation/final": final_table(rows, ["hidden"], setting.base.learning.clients),
         "ablation/curves": curve_table(rows, ["hidden"], "accuracy"),
+        "ablation/inputs": pd.concat(inputs),
     }
 
 
@@ -243,14 +307,21 @@ def draw_ablation(setting: Setting) -> charts.Drawn:
         rewards = f"{reward:.3f} ({last.min():.3f}-{last.max():.3f})"
         rows.append([hidden, accuracy, f"{uploads:.2f}", rewards])
     heads = ["hidden", "final accuracy in %", "uploads per round", "reward, last tenth"]
-    text = f"{QMIX} retrained and tested at the centre, {final['seed'].nunique()} seeds:\n\n"
+    inputs = setting.table("ablation/inputs").groupby("hidden", sort=False)
+    learned = {str(hidden): trial.learned_facts(own) for hidden, own in inputs}
+    text = (
+        f"{QMIX} retrained, {training['seed'].nunique()} seeds, and tested at the centre, each on "
+        f"{final['seed'].nunique()} seeds:\n\n{markdown(heads, rows)}\n\n{_swap_text(learned)}"
+    )
     facts = {
+        "learned": learned["nothing"],
+        "learned_variants": learned,
         "variants": variants,
         "hurt": {hide: paired(final, {"hidden": "nothing"}, {"hidden": hide}) for hide in HIDDEN},
         "fading_more": paired(final, {"hidden": "gradient"}, {"hidden": "fading"}),
     }
     figure = partial(charts.ablation, training, setting.table("ablation/curves"))
-    return charts.Drawn(facts, text + markdown(heads, rows), {"ablation": figure})
+    return charts.Drawn(facts, text, {"ablation": figure})
 
 
 def compute_bound(setting: Setting) -> dict[str, DataFrame]:
@@ -307,8 +378,11 @@ def draw_bound(setting: Setting) -> charts.Drawn:
 
 
 def correlation(lines: DataFrame) -> dict[str, float]:
-    """Runs that send only: perfect upload has no second term and would flatter the figure."""
+    """Runs that send only: perfect upload has no second term and would flatter the figure. Of
+    several trainings the mean, so that no policy counts for more."""
     sending = lines[lines["policy"] != PERFECT]
+    fields = ["accuracy", "bias", "uploads"]
+    sending = sending.groupby(["policy", "seed"], sort=False)[fields].mean().reset_index()
     within = [_spearman(own, "bias") for _, own in sending.groupby("seed", sort=False)]
     return {
         "runs": float(len(sending)),

@@ -9,29 +9,27 @@ None was trained on the seeds played, but settings of the deadline policies were
 1000 to 1004, those that `run.seed` 0 plays.
 """
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from typing import Any
 
 import pandas as pd
-import torch
 from pandas import DataFrame, Series
-from torch import Tensor
 
 from fedfade.agents import load_policy_checkpoint, load_shipped_policy
-from fedfade.allocation import PERFECT, Policy, load_policy, play_round
+from fedfade.allocation import PERFECT, load_policy
 from fedfade.config import Config, changed
 from fedfade.device import one_thread, pick_device
 from fedfade.experiments.run_folder import mark
-from fedfade.experiments.uploads import Uplink, joined
-from fedfade.learning import Federation, load_data
-from fedfade.studies.frames import final_table, kept, markdown, means, paired
+from fedfade.experiments.uploads import Uplink
+from fedfade.studies.frames import final_table, kept, markdown, means
+from fedfade.studies.noise import beyond, paired
 from fedfade.studies.paper import charts
+from fedfade.studies.paper.questions import payload_bits
 from fedfade.studies.paper.runs import agent_folders, agents_mark, all_runs, compared, trained
 from fedfade.studies.paper.setting import QMIX, QMIX_PLUS, SCHEDULE, Clock, Setting
-from fedfade.uplink import Round
+from fedfade.studies.paper.trial import CellPlayed, Player, play_cells
 from fedfade.uplink.gradients import SyntheticGradients
 
 ONCE_A_ROUND = (SCHEDULE, "wrap-around-schedule")
@@ -51,7 +49,7 @@ GROUPS = {
 }
 
 WORTH_UPLOADS, WORTH_ACCURACY = 0.05, 0.01
-"""What counts as paying: 5 % more uploads, 1 point of accuracy, and twice the standard error."""
+"""What counts as paying: 5 % more uploads, 1 point of accuracy, and beyond noise."""
 _CELL = ["snr", "spread"]
 
 
@@ -79,12 +77,8 @@ def ring(snr_db: float, spread_db: float) -> dict[str, Any]:
 
 def _uploads(setting: Setting) -> DataFrame:
     """Uploads of every policy, seed and cell; a file for each SNR, so that it can go on."""
-    clock, learning = Clock(setting.say), setting.base.learning
+    clock, bits = Clock(setting.say), payload_bits(setting.base)
     played = {"run.seed": setting.test_seeds[0], "run.rounds": setting.grid.regime_rounds}
-    if learning.payload_bits == "auto":  # as in federated runs, the values of the model
-        bits = Federation(learning, load_data(learning)).payload_bits
-    else:
-        bits = float(learning.payload_bits)
 
     def play(number: int, configs: Sequence[Config]) -> DataFrame:
         clock(f"regimes: uploads, {number} of {len(setting.grid.snrs_db)} rows of the map")
@@ -108,78 +102,61 @@ def _mark(setting: Setting, configs: Sequence[Config], bits: float) -> str:
         del tree["run"]["device"], tree["run"]["checkpoint_s"]
     # A number is part of what agents are trained for, so their digests stand for it.
     counted = [bits] if setting.base.learning.payload_bits == "auto" else []
-    return mark(trees, [*map(agents_mark, agent_folders(setting))], setting.plus, PLAYED, *counted)
+    agents = [*map(agents_mark, agent_folders(setting))]
+    return mark(trees, agents, "on every seed", setting.plus, PLAYED, *counted)
 
 
 def _row_of_the_map(setting: Setting, configs: Sequence[Config], bits: float) -> DataFrame:
-    """All spreads of one SNR in one batch: [spread, seed, round] episodes."""
-    device = pick_device(setting.base.run.device)
-    uplinks = [Uplink(config, bits, device) for config in configs]
-    seeds, rounds = uplinks[0].seeds, range(configs[0].run.rounds)
-    batch = joined([uplink.rounds(rounds) for uplink in uplinks])
-    source = SyntheticGradients(changed(configs[0], {"learning.payload_bits": bits}), device)
-    inner = torch.stack([source.inner(seeds, number) for number in rounds], 1).flatten(0, 1)
-    batch = batch._replace(inner=inner.repeat(len(configs), 1, 1))
-    shape = (len(configs), len(seeds), len(rounds))
-
-    def play(policy: Policy, episodes: Round, runs: slice = slice(None)) -> Tensor:
-        """Uploads of these seeds: [spread, seed, round]."""
-        keys = uplinks[0].keys(policy.name, *rounds).reshape(shape[1:])[runs].flatten()
-        outcome = play_round(policy, uplinks[0].scenario, episodes, keys.repeat(len(configs)))
-        return outcome.delivered.sum(-1).reshape(shape[0], -1, shape[2])
-
-    uploads = {name: play(load_policy(name), batch) for name in PLAYED}
-    own = []
-    for run, folder in enumerate(agent_folders(setting)):
-        parts = (part.reshape(*shape, *part.shape[1:])[:, run].flatten(0, 1) for part in batch)
-        agents = load_policy_checkpoint(folder, configs[0])
-        own.append(play(agents, Round(*parts), slice(run, run + 1)))
-    uploads[QMIX] = torch.cat(own, 1)
-    if setting.plus:
-        uploads[QMIX_PLUS] = play(load_shipped_policy(QMIX_PLUS, configs[0]), batch)
-    lines = [
-        (config.cell.ring_snr_db, config.cell.ring_spread_db, name, seed, mean)
-        for name, counts in uploads.items()
-        for config, means in zip(configs, counts.float().mean(-1).tolist(), strict=True)
-        for seed, mean in zip(seeds, means, strict=True)
+    """All spreads of one SNR in one batch."""
+    device, (config, *_) = pick_device(setting.base.run.device), configs
+    cells = [
+        CellPlayed(
+            {"snr": c.cell.ring_snr_db, "spread": c.cell.ring_spread_db}, Uplink(c, bits, device)
+        )
+        for c in configs
     ]
-    return DataFrame(lines, columns=[*_CELL, "policy", "seed", "uploads"])
+    players = [Player(name, load_policy(name)) for name in PLAYED]
+    for seed, folder in zip(setting.training_seeds, agent_folders(setting), strict=True):
+        players.append(Player(QMIX, load_policy_checkpoint(folder, config), str(seed)))
+    if setting.plus:
+        players.append(Player(QMIX_PLUS, load_shipped_policy(QMIX_PLUS, config)))
+    source = SyntheticGradients(changed(config, {"learning.payload_bits": bits}), device)
+    table = play_cells(cells, range(config.run.rounds), source, players)
+    return table[[*_CELL, "policy", "training", "seed", "uploads"]]
 
 
 def winners(lines: DataFrame, field: str, allowed: Sequence[str]) -> DataFrame:
-    """The best policy of every cell and its margin over the next, with the margin's error."""
-    found = []
+    """The best policy of every cell and its margin over the next: its error, and whether it is
+    within the noise of a map of so many cells."""
+    found, margins = [], []
     for (snr, spread), own in lines[lines["policy"].isin(allowed)].groupby(_CELL, sort=False):
         mean = means(own, "policy", field).sort_values(ascending=False, kind="stable")
         first, second = mean.index[:2]
-        margin, error = paired(own, {"policy": first}, {"policy": second}, field)
-        found.append((snr, spread, first, mean.iloc[0], second, margin, error))
-    return DataFrame(found, columns=[*_CELL, "winner", "value", "next", "margin", "error"])
+        margins.append(paired(own, {"policy": first}, {"policy": second}, field))
+        found.append((snr, spread, first, mean.iloc[0], second, *margins[-1][:2]))
+    columns = [*_CELL, "winner", "value", "next", "margin", "error"]
+    table = DataFrame(found, columns=columns)
+    return table.assign(level=[not clear for clear in beyond(margins, unknown=True)])
 
 
 def gains(lines: DataFrame, field: str, policies: Sequence[str]) -> DataFrame:
-    """What the best of some policies adds to the best schedule made once a round, by cell."""
-    found = []
+    """What the best of some policies adds to the best schedule made once a round, by cell: whether
+    it is `above` or `below` beyond the noise of so many cells, and whether it is worth having."""
+    found, added = [], []
     for (snr, spread), own in lines.groupby(_CELL, sort=False):
         mean = means(own, "policy", field)
         best, base = (
             mean.reindex([name for name in group if name in mean.index]).idxmax()
             for group in (policies, ONCE_A_ROUND)
         )
-        gain, error = paired(own, {"policy": best}, {"policy": base}, field)
-        worth = pays(gain, error, mean[base], field)
-        found.append((snr, spread, best, base, mean[base], gain, error, worth))
-    return DataFrame(found, columns=[*_CELL, "policy", "over", "schedule", "gain", "error", "pays"])
-
-
-def pays(gain: float, error: float, base: float, field: str) -> bool:
-    """Whether a gain over the schedule is worth having and beyond noise.
-
-    >>> pays(0.5, 0.1, 4.0, "uploads"), pays(0.1, 0.01, 4.0, "uploads")
-    (True, False)
-    """
-    worth = WORTH_UPLOADS * base if field == "uploads" else WORTH_ACCURACY
-    return bool(gain >= worth and (math.isnan(error) or gain > 2 * error))
+        added.append(paired(own, {"policy": best}, {"policy": base}, field))
+        found.append((snr, spread, best, base, mean[base], *added[-1][:2]))
+    columns = [*_CELL, "policy", "over", "schedule", "gain", "error"]
+    table = DataFrame(found, columns=columns)
+    worth = WORTH_UPLOADS * table["schedule"] if field == "uploads" else WORTH_ACCURACY
+    table["below"] = beyond([gain.turned for gain in added], unknown=True)
+    table["pays"] = Series(beyond(added, unknown=True)) & (table["gain"] >= worth)
+    return table
 
 
 def draw(setting: Setting) -> charts.Drawn:
@@ -211,7 +188,7 @@ def sentence(field: str, who: str, found: DataFrame) -> str:
     """When does looking at the fading pay?"""
     worth = "5 % more uploads" if field == "uploads" else "1 point of accuracy"
     paying, sizes = found[found["pays"]], _sizes(found["gain"], field)
-    losing = (found["gain"] < -2 * found["error"].fillna(0.0)).sum()
+    losing = found["below"].sum()
     known = found["error"].notna().all()
     noise = ", and beyond noise," if known else ", in the one seed that was run,"
     cells = ", ".join(f"{snr:g}/{spread:g} dB" for snr, spread in paying[_CELL].to_numpy())

@@ -23,7 +23,7 @@ from fedfade.config import Config
 from fedfade.errors import UserError
 from fedfade.storage import folder_lock, read_json, save_figure, write_json, write_text
 from fedfade.studies.frames import matching, means, read_frame, write_frame
-from fedfade.studies.paper import claims, regimes
+from fedfade.studies.paper import claims, readings, regimes
 from fedfade.studies.paper import questions as q
 from fedfade.studies.paper.charts import Drawn
 from fedfade.studies.paper.setting import Setting, check_unseen, checked_setting
@@ -46,7 +46,10 @@ PARTS = {
     "ablation": PaperPart("Hidden observations", q.compute_ablation, q.draw_ablation),
     "bound": PaperPart("The bound's second term", q.compute_bound, q.draw_bound),
     "regimes": PaperPart("Who wins where", regimes.compute, regimes.draw),
+    "readings": PaperPart("Under which reading?", readings.compute, readings.draw),
 }
+ALL = tuple(name for name in PARTS if name != "readings")
+"""What `all` stands for: the search is a work of its own."""
 
 
 def reproduce(
@@ -146,8 +149,8 @@ def _head(found: Mapping[str, Any]) -> str:
         f"trained for {made['episodes']} episodes at alpha {made['alpha']:g}, n_c "
         f"{made['clusters']}, {len(made['training_seeds'])} training seeds. Channels and "
         f"partitions of {made['seeds_evaluated_on']} seeds, none of the {made['seeds_trained_on']} "
-        "that training used; evaluation seed i meets the agents of training seed i, and every one "
-        "the same agents that come with the package."
+        "that training used; every one meets the agents of all trainings, and the same agents that "
+        "come with the package."
     )
     if made["scale"] == "paper":
         return text
@@ -162,7 +165,7 @@ class Reproduce:
     def run(self, config: Config, folder: Path, tell: Callable[[int, int], None]) -> None:
         """All parts in order."""
         setting = checked_setting(folder, config, "paper")
-        reproduce(setting, list(PARTS), done=lambda parts: tell(parts, len(PARTS)))
+        reproduce(setting, ALL, done=lambda parts: tell(parts, len(ALL)))
 
     def lines(self, config: Config, folder: Path) -> list[dict[str, Any]] | None:
         """One line per policy in the training cell: means over seeds."""

@@ -4,17 +4,17 @@ DIR/PART/training/seed-K/          agents, one folder per training seed
 DIR/PART/runs/CELL/GROUP-seed-S/   one comparison per test cell, evaluation seed and policy group
 
 Runs of one seed share channel, data and mini-batches whatever else runs beside them, so a group
-may be added or trained anew without touching the others.
+may be added or trained anew without touching the others. The agents of one training are a group.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pandas import DataFrame
 
 from fedfade import agents
-from fedfade.config import QmixConfig, changed, differences, load_config
+from fedfade.config import Config, QmixConfig, changed, differences, load_config
 from fedfade.device import pick_device
 from fedfade.errors import UserError
 from fedfade.experiments import RunFolder, compare_many, stored_rows
@@ -40,18 +40,18 @@ def agents_mark(folder: Path) -> str:
     return str(agents.load_checkpoint(folder).files["agents"]["sha256"])
 
 
-def trained(setting: Setting, hide: Sequence[Hide] = ()) -> list[Path]:
-    """Train the agents of all seeds in one program, unless they are there; returns folders."""
-    folders, waiting = agent_folders(setting, hide), {}
-    fields = {"run.seeds": 1, "allocation.hide": list(hide)}
-    for seed, folder in zip(setting.training_seeds, folders, strict=True):
-        config = changed(setting.base, {**fields, "run.seed": seed})
+def untrained(configs: Sequence[Config], folders: Sequence[Path]) -> list[int]:
+    """Which trainings are not finished; those of another kind are refused."""
+    waiting = []
+    for number, (config, folder) in enumerate(zip(configs, folders, strict=True)):
         stored = agents.load_checkpoint(folder) if agents.has_checkpoint(folder) else None
         if stored is None or stored.episodes < config.qmix.episodes:
-            waiting[seed] = config, folder
+            waiting.append(number)
             continue
         # Agents act in whatever precision is asked for; only training on has to keep its own.
-        own = {"run.precision": stored.config.run.precision}
+        own: dict[str, str] = {"run.precision": stored.config.run.precision}
+        if Path(stored.config.qmix.gradients).name == Path(config.qmix.gradients).name:
+            own["qmix.gradients"] = stored.config.qmix.gradients  # wherever --out was then
         agents.check_same_training(stored, changed(config, own))
         if stored.episodes >= config.qmix.episodes + config.qmix.parallel_episodes:
             raise UserError(
@@ -59,23 +59,40 @@ def trained(setting: Setting, hide: Sequence[Hide] = ()) -> list[Path]:
                 f"episodes, more than qmix.episodes = {config.qmix.episodes}: choose another "
                 "--out or as many episodes."
             )
+    return waiting
+
+
+def trained(setting: Setting, hide: Sequence[Hide] = ()) -> list[Path]:
+    """Train the agents of all seeds in one program, unless they are there; returns folders."""
+    folders, seeds = agent_folders(setting, hide), setting.training_seeds
+    fields = {"run.seeds": 1, "allocation.hide": list(hide)}
+    configs = [changed(setting.base, {**fields, "run.seed": seed}) for seed in seeds]
+    waiting = untrained(configs, folders)
     if not waiting:
         return folders
     what = f"training without {hide[0]}" if hide else "training"
-    clock, total = Clock(setting.say), setting.base.qmix.episodes
+    total = setting.base.qmix.episodes
+    tell = on_report(setting, f"{what}, {len(waiting)} seeds", total)
+    # `train` puts a single seed into the very folder it is given.
+    place = folders[0].parent if len(waiting) > 1 else folders[waiting[0]]
+    agents.train(configs[waiting[0]], place, tell, seeds=[seeds[number] for number in waiting])
+    return folders
+
+
+def on_report(
+    setting: Setting, what: str, total: int, left: Callable[[int], str] = lambda episodes: ""
+) -> Callable[[agents.Trainer, list[agents.Report]], None]:
+    """Lines of progress of a training; `left` says how long it may take from an episode on."""
+    clock = Clock(setting.say)
 
     def tell(trainer: agents.Trainer, reports: list[agents.Report]) -> None:
-        mean = DataFrame(reports).mean()
+        mean, episodes = DataFrame(reports).mean(), reports[0].episodes
         clock(
-            f"{what}, {len(waiting)} seeds: episode {reports[0].episodes} of {total}, "
-            f"mean reward {mean['reward']:.3f}, {mean['uploads']:.2f} uploads"
+            f"{what}: episode {episodes} of {total}, mean reward {mean['reward']:.3f}, "
+            f"{mean['uploads']:.2f} uploads{left(episodes)}"
         )
 
-    config, folder = next(iter(waiting.values()))
-    # `train` puts a single seed into the very folder it is given.
-    place = folder.parent if len(waiting) > 1 else folder
-    agents.train(config, place, tell, seeds=list(waiting))
-    return folders
+    return tell
 
 
 def all_runs(
@@ -95,19 +112,26 @@ def all_runs(
 def agent_runs(
     setting: Setting, part: str, labels: Fields, fields: Fields, hide: Sequence[Hide] = ()
 ) -> list[StudyRun]:
-    """Trained agents in one cell: evaluation seed i with the agents of training seed i."""
+    """Trained agents in one cell: those of every training seed on every evaluation seed."""
     runs = []
-    for seed, folder in zip(setting.test_seeds, agent_folders(setting, hide), strict=True):
+    for training, folder in zip(setting.training_seeds, agent_folders(setting, hide), strict=True):
         asked = {"allocation.policies": [QMIX], "allocation.checkpoint": str(folder)}
-        asked["allocation.hide"] = list(hide)
+        asked |= {"allocation.hide": list(hide), **fields}
         # Agents trained further are others: their runs are new ones.
         group = "-".join([QMIX, *(["no", *hide] if hide else []), agents_mark(folder)[:8]])
-        runs.append(_run(setting, part, labels, group, seed, {**fields, **asked}))
+        for seed in setting.test_seeds:
+            runs.append(_run(setting, part, labels, group, seed, asked, str(training)))
     return runs
 
 
 def _run(
-    setting: Setting, part: str, labels: Fields, group: str, seed: int, fields: Fields
+    setting: Setting,
+    part: str,
+    labels: Fields,
+    group: str,
+    seed: int,
+    fields: Fields,
+    training: str = "",
 ) -> StudyRun:
     fixed = {
         "run.seed": seed,
@@ -116,6 +140,7 @@ def _run(
         "qmix": QmixConfig().model_dump(),  # how agents were trained is their checkpoint's business
     }
     folder = setting.out / part / "runs" / cell_name(labels) / f"{group}-seed-{seed}"
+    labels = {**labels, "training": training}
     return StudyRun(labels, changed(setting.base, {**fields, **fixed}), folder)
 
 

@@ -1,8 +1,8 @@
 """What a reproduction runs: one training cell, a grid of test cells, seeds, a folder.
 
 The training cell is the base configuration (the paper: alpha 0.5, 21 clusters). Agents are trained
-with seeds `run.seed`, `run.seed` + 1, ...; evaluation seed i is FIRST_UNSEEN + `run.seed` + i and
-uses the agents of training seed i.
+with seeds `run.seed`, `run.seed` + 1, ...; evaluation seeds are FIRST_UNSEEN + `run.seed`, ..., and
+the agents of every training seed meet each of them.
 """
 
 import time
@@ -19,10 +19,14 @@ from fedfade.config import Config
 from fedfade.errors import UserError, not_allowed
 from fedfade.experiments.run_folder import digest
 from fedfade.studies.frames import read_frame
-from fedfade.uplink.rounds import cycle_seed
+from fedfade.uplink.rounds import cycle_seed, layout_seeds
 
 FIRST_UNSEEN = 1000
 """Evaluation seeds start here; no training cycle ever uses them (checked before anything runs)."""
+
+FIRST_OF_READINGS = 1500
+"""Part `readings` has evaluation seeds of its own: the reading it points out is then tested on
+others, and settings of the deadline policies were chosen on seeds 1000 to 1004."""
 
 SCHEDULE = "block-fading-schedule"
 HEURISTICS = ("random", "max-individual-rate", "max-sum-rate")
@@ -47,6 +51,8 @@ class Grid:
     coarse_spreads_db: tuple[float, ...] = (0.0, 6.0, 12.0)
     epoch_rounds: int = 20
     bound_rounds: int = 20
+    reading_seeds: int = 10  # that agents of a reading are tried on, and rounds of each
+    reading_rounds: int = 10
 
 
 @dataclass(frozen=True)
@@ -65,9 +71,12 @@ _SMALL = """
     qmix.target_every=1000 qmix.episodes=1000 qmix.epsilon_episodes=600
     run.episodes_per_round=100 run.seeds=2 run.rounds=8 run.evaluate_every=2
 """
+_SMALL_GRID = Grid(
+    regime_rounds=5, epoch_rounds=2, bound_rounds=5, reading_seeds=4, reading_rounds=2
+)
 SCALES = {
     "paper": PaperScale([], Grid()),
-    "small": PaperScale(_SMALL.split(), Grid(regime_rounds=5, epoch_rounds=2, bound_rounds=5)),
+    "small": PaperScale(_SMALL.split(), _SMALL_GRID),
 }
 
 
@@ -91,6 +100,17 @@ def cell_name(labels: Mapping[str, float]) -> str:
     return "_".join(f"{name}-{value:g}" for name, value in labels.items())
 
 
+class Search(NamedTuple):
+    """What part `readings` is asked for."""
+
+    file: Path | None = None  # the list of readings, ours if not given
+    only: tuple[str, ...] = ()  # those to train and try now, all if none is named
+    together: int = 15  # trainings in one program, at most
+
+
+WHOLE_LIST = Search()
+
+
 @dataclass(frozen=True)
 class Setting:
     """One reproduction."""
@@ -101,6 +121,7 @@ class Setting:
     scale: str
     plus: str  # mark of the agents qmix-plus that come with the package; empty if none fit
     say: Say
+    search: Search
 
     @property
     def centre(self) -> PaperCell:
@@ -118,8 +139,14 @@ class Setting:
 
     @property
     def test_seeds(self) -> list[int]:
-        """The evaluation seeds, one for each training seed."""
+        """The evaluation seeds, as many as training seeds."""
         return [FIRST_UNSEEN + seed for seed in self.training_seeds]
+
+    @property
+    def reading_seeds(self) -> list[int]:
+        """The evaluation seeds of part `readings`, which learns nothing and can have more."""
+        first = FIRST_OF_READINGS + self.base.run.seed
+        return list(range(first, first + self.grid.reading_seeds))
 
     def table(self, name: str) -> DataFrame:
         """A table that was computed, by PART/NAME."""
@@ -131,17 +158,19 @@ class Setting:
         return [*HEURISTICS, SCHEDULE, QMIX, *([QMIX_PLUS] if self.plus else []), PERFECT]
 
 
-def cycle_seeds(config: Config, seed: int) -> list[int]:
-    """Every seed of channel and partition that a training with `seed` uses."""
-    rounds = -(-config.qmix.episodes // config.run.episodes_per_round)
-    return [cycle_seed(seed, cycle) for cycle in range(-(-rounds // config.run.rounds))]
+def seeds_used(config: Config, seed: int) -> set[int]:
+    """Every seed of a layout, channel or partition that a training with `seed` meets."""
+    rounds = -(-config.qmix.episodes // (config.run.episodes_per_round * config.qmix.layouts))
+    cycles = range(-(-rounds // config.run.rounds))
+    tasks = layout_seeds(seed, config.qmix.layouts)  # themselves, where one layout stays
+    return {*tasks, *(cycle_seed(task, cycle) for task in tasks for cycle in cycles)}
 
 
-def check_unseen(setting: Setting) -> tuple[int, int]:
+def check_unseen(setting: Setting, trained: Config | None = None) -> tuple[int, int]:
     """How many seeds are trained and evaluated on; refused if the two sets meet."""
-    used = {s for seed in setting.training_seeds for s in cycle_seeds(setting.base, seed)}
-    used |= set(setting.training_seeds)  # one fixed layout is drawn from the run's own seed
-    if used & set(setting.test_seeds):
+    config = trained or setting.base
+    used = {s for seed in setting.training_seeds for s in seeds_used(config, seed)}
+    if used & {*setting.test_seeds, *setting.reading_seeds}:
         wanted = "one whose evaluation seeds are not trained on"
         raise not_allowed("run.seed", setting.base.run.seed, wanted)
     return len(used), len(setting.test_seeds)
@@ -153,6 +182,7 @@ def checked_setting(
     scale: str,
     grid: Mapping[str, Any] | None = None,
     say: Say = lambda text: None,
+    search: Search = WHOLE_LIST,
 ) -> Setting:
     """A reproduction around a training cell; refused where tests would not be tests."""
     wanted = {name: value for name, value in (grid or {}).items() if value is not None}
@@ -162,7 +192,7 @@ def checked_setting(
         policy = load_shipped_policy(QMIX_PLUS, base)
         assert isinstance(policy, QmixPolicy)
         plus = digest(policy.agents.state_dict())[:8]
-    setting = Setting(out, base, chosen, scale, plus, say)
+    setting = Setting(out, base, chosen, scale, plus, say, search)
     if setting.centre not in setting.cells:
         raise UserError(
             f"the training cell {cell_name(setting.centre._asdict())} is none of the nine test "
@@ -171,6 +201,17 @@ def checked_setting(
         )
     check_unseen(setting)
     return setting
+
+
+def spread_out(count: int, rounds: int) -> tuple[int, ...]:
+    """Rounds evenly spread over a run, because clients walk on from one to the next.
+
+    >>> spread_out(4, 100)
+    (0, 25, 50, 75)
+    """
+    if not 1 <= count <= rounds:
+        raise not_allowed("--rounds", count, f"between 1 and run.rounds = {rounds}")
+    return tuple(place * rounds // count for place in range(count))
 
 
 class Clock:
