@@ -87,6 +87,9 @@ def _settled(tree: Tree) -> Tree:
         part[name] = part[name] if qmix["parallel_episodes"] % part[name] == 0 else 1
     qmix["client_id"] |= not qmix["share_parameters"]
     radio, cell, learning = tree["radio"], tree["cell"], tree["learning"]
+    qmix["hold_slots"] = min(qmix["hold_slots"], radio["slots"])
+    qmix["batch_size"] = min(qmix["batch_size"], qmix["replay_size"])
+    qmix["trust"] *= "reservation" in tree["allocation"]["observe"]
     widest = radio["carrier_hz"] / (2 * radio["subbands"])
     radio["bandwidth_hz"] = min(radio["bandwidth_hz"], widest)
     cell["min_distance_m"] = min(cell["min_distance_m"], 0.5 * cell["side_m"])
