@@ -34,7 +34,7 @@ FAULTS = [
     (
         "radio.source=quadriga",
         "radio.source = 'quadriga'",
-        "one of clustered, rayleigh, traces, or",
+        "one of clustered, rayleigh, gamma, traces, or",
     ),
     ("radio.source=traces", "radio.traces = 'null'", "a path"),
     ("radio.power_levels_dbm=[-100]", "radio.power_levels_dbm", "above -100 dBm"),
@@ -131,7 +131,7 @@ def test_what_is_named_shows_its_choices(fedfade) -> None:
     notes = dict(
         line.strip().split(": ", 1) for line in fedfade("config", "paper").out.split("\n")[:-1]
     )
-    assert notes["source"].endswith("(clustered | rayleigh | traces | module:factory)")
+    assert notes["source"].endswith("(clustered | rayleigh | gamma | traces | module:factory)")
     assert notes["codec"].endswith("(none | float16 | module:factory)")
     assert notes["server"].endswith("(mean | momentum | module:factory)")
     assert notes["hide"].endswith("(gradient | fading)")

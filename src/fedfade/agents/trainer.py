@@ -43,7 +43,7 @@ OWN = (
     *("radio.noise_density_dbm_hz", "radio.noise_figure_db", "radio.antenna_gain_dbi"),
     *("radio.client_antenna_gain_dbi", "radio.clusters", "radio.speed_mps"),
     *("qmix.agent_rate", "qmix.mixer_rate", "qmix.gamma", "qmix.advance", "qmix.target_every"),
-    *("qmix.gradients", "qmix.clip_gradient", "qmix.standardise_rewards"),
+    *("qmix.gradients", "qmix.gain_spread_db", "qmix.clip_gradient", "qmix.standardise_rewards"),
 )
 """What trainings in one program may each have to themselves, besides `cell` and
 `allocation.reward`; all else decides shapes, or is left alike to keep the program simple."""
@@ -129,7 +129,7 @@ class Trainer:
         self.learner: Learner | MappoLearner
         self.memory: ReplayMemory | EpisodeMemory
         if qmix.algorithm == "mappo":
-            self.learner = MappoLearner(qmix, *sizes, self.seeds, device, preference)
+            self.learner = MappoLearner(options, *sizes, self.seeds, device, preference)
             self.memory = EpisodeMemory(decisions, *shape, len(configs), device)
         else:
             self.learner = Learner(options, *sizes, self.seeds, device, preference)

@@ -381,6 +381,11 @@ class QmixConfig(_Branch):
         ge=1,
         le=1_000_000,
     )
+    gain_spread_db: Spread = _is(
+        0.0,
+        "training: all gains of a layout are shifted by some dB between minus and plus this, "
+        "drawn with the layout, so that agents meet easier and harder cells",
+    )
     epsilon_start: Share = _is(1.0, "exploration at the first episode")
     epsilon_end: Share = _is(0.001, "exploration after epsilon_episodes")
     epsilon_episodes: Whole = _is(20_000, "episodes of linear decay", ge=1, le=10**12)

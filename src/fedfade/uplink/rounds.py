@@ -14,7 +14,7 @@ from torch import Tensor
 from fedfade.config import Config, changed
 from fedfade.errors import not_allowed
 from fedfade.radio import Cell, Channel, Trajectory, db_to_linear
-from fedfade.randomness import stream
+from fedfade.randomness import stream, streams, uniform
 from fedfade.uplink.gradients import GradientSource, gradient_source
 from fedfade.uplink.slot import RewardWeights, Round, Scenario, scenario_from_config
 
@@ -75,10 +75,13 @@ class Rounds:
             walks = self.seeds if self.config.cell.mobility == "fixed" else self._tasks
             rounds = self.config.run.rounds
             self._trajectory = self._cell.trajectory(walks, rounds, device=self.device)
+            shifts = uniform(streams(walks, "gain", device=self.device), (1,))  # [task, 1]
+            self._shift_db = self.config.qmix.gain_spread_db * (2.0 * shifts - 1.0)
         if self._inner is None or (cycle, number) != (self._cycle, self._round):
             self._inner = self.gradients.inner(self._tasks, number).to(self.device)
             self._cycle, self._round = cycle, number
-        alpha = db_to_linear(self._trajectory.at(number).gain_db)  # [task, client]
+        gain_db = self._trajectory.at(number).gain_db + self._shift_db  # [task, client]
+        alpha = db_to_linear(gain_db)
         played = len(self.seeds) * self.episodes
         return Round(
             alpha=alpha.repeat_interleave(self.episodes, 0),
