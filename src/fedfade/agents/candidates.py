@@ -35,10 +35,11 @@ class Audition:
         self._scenario = own[0].scenario
         cycles = min(_CYCLES, count)
         each = -(-count // cycles)  # rounds of a cycle, spread over it
-        numbers = [last * n // each for n in range(each)]
-        places = [(_FIRST_CYCLE + c) * last + n for c, n in product(range(cycles), numbers)]
-        batches = [place * config.run.episodes_per_round for place in places[:count]]
-        found = [own[n % len(own)].round(batch) for n, batch in enumerate(batches)]
+        found = []
+        for cycle, n in [*product(range(cycles), range(each))][:count]:
+            place = (_FIRST_CYCLE + cycle) * last + last * n // each
+            task = own[(cycle + n) % len(own)]  # each in all parts of a cycle
+            found.append(task.round(place * config.run.episodes_per_round))
         self._round = uplink.Round(*map(torch.cat, zip(*found, strict=True)))
         self._keys = streams(range(len(found)), "candidates", device=device)
 
