@@ -4,8 +4,6 @@ The last weights of a training are a lottery; whoever is chosen must be chosen o
 neither trained on nor are tested on.
 """
 
-from itertools import product
-
 import torch
 from torch import Tensor
 
@@ -36,10 +34,9 @@ class Audition:
         cycles = min(_CYCLES, count)
         each = -(-count // cycles)  # rounds of a cycle, spread over it
         found = []
-        for cycle, n in [*product(range(cycles), range(each))][:count]:
+        for cycle, n, task in sorted((i % cycles, i // cycles, i % len(own)) for i in range(count)):
             place = (_FIRST_CYCLE + cycle) * last + last * n // each
-            task = own[(cycle + n) % len(own)]  # each in all parts of a cycle
-            found.append(task.round(place * config.run.episodes_per_round))
+            found.append(own[task].round(place * config.run.episodes_per_round))
         self._round = uplink.Round(*map(torch.cat, zip(*found, strict=True)))
         self._keys = streams(range(len(found)), "candidates", device=device)
 
