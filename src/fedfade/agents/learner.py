@@ -108,7 +108,8 @@ class Learner:
         reward = batch.reward
         if self._standardise is not None:
             deviation, mean = torch.std_mean(reward, -1, keepdim=True)
-            standard = (reward - mean) / (deviation + 1e-5)
+            # One transition deviates by nothing.
+            standard = (reward - mean) / (deviation.nan_to_num() + 1e-5)
             reward = torch.where(self._standardise[:, None] > 0, standard, reward)
         return reward[:, None] + batch.discount[:, None] * following
 
