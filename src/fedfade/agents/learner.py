@@ -140,7 +140,7 @@ class Learner:
             clip(self._online, self._longest)
         for optimiser in self._optimisers:
             optimiser.step(self.updates)
-        self.kept.update()
+        self.kept.update(self.updates)
         self.updates += 1
         return loss.detach(), total
 
