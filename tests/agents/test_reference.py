@@ -59,6 +59,7 @@ class WithOptions(ReferenceLearner):
             if config.optimiser == "rmsprop":
                 group |= {"alpha": config.rmsprop_decay, "eps": config.rmsprop_epsilon}
         self.average: dict[str, Tensor] = {}
+        self.updates = 0
 
     def fall(self, share: float) -> None:
         for group, rate in zip(self.optimiser.param_groups, self.rates, strict=True):
@@ -88,8 +89,10 @@ class WithOptions(ReferenceLearner):
         if config.clip_gradient:
             nn.utils.clip_grad_norm_(self.online.parameters(), config.clip_gradient)
         self.optimiser.step()
+        weight = max(1 - config.average_weights, 10 / (self.updates + 10))
         for name, now in self.online.agents.state_dict().items():
-            self.average[name] += (1 - config.average_weights) * (now - self.average[name])
+            self.average[name] += weight * (now - self.average[name])
+        self.updates += 1
         return loss.item()
 
 
@@ -199,9 +202,9 @@ OPTIONS = {
     "huber": "loss=huber",
     "standardise_rewards": "standardise_rewards=true",
     "mask_finished": "mask_finished=true",
-    "average_weights": "average_weights=0.7",
+    "average_weights": "average_weights=0.2",
     "all": "optimiser=adam clip_gradient=2 loss=huber standardise_rewards=true mask_finished=true "
-    "average_weights=0.7",
+    "average_weights=0.2",
 }
 MAY_DIFFER = ("clip_gradient", "standardise_rewards")
 
@@ -252,7 +255,7 @@ def test_options_on_the_same_batches(overrides: list[str], option: str) -> None:
 def test_options_in_a_short_training(overrides: list[str]) -> None:
     """Rates that fall from batch to batch, and the mean of the weights, to the end."""
     options = ["clip_gradient=0.5", "loss=huber", "standardise_rewards=true", "final_rate=0.2"]
-    options += ["rmsprop_decay=0.95", "rmsprop_epsilon=1e-5", "average_weights=0.9"]
+    options += ["rmsprop_decay=0.95", "rmsprop_epsilon=1e-5", "average_weights=0.6"]
     changes = [f"qmix.{option}" for option in (*options, "episodes=80")]
     config = load_config("small-cell", [*overrides, *changes, "learning.payload_bits=2e5"])
     trainer, other = Trainer(config), Trainer(config)

@@ -274,7 +274,7 @@ class MappoLearner:
             moments = (self._mean[place], self._square[place])
             options = (rate * left, self.updates)
             adam_step(flat.values, flat.gradient, *moments, *options, epsilon=EPSILON)
-        self.kept.update(self.updates)
+        self.kept.update(self.updates - 1)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that learning changes, by name."""
