@@ -141,9 +141,11 @@ def check_same_training(checkpoint: Checkpoint, config: Config) -> None:
 def check_same_meaning(
     checkpoint: Checkpoint, config: Config, own_observation: bool = False
 ) -> None:
-    """Agents must meet observations and actions that mean what they meant in training."""
+    """Agents must meet observations and actions that mean what they meant in training, be it in
+    other numbers if they are for any."""
     found = differences(checkpoint.config, config, _OBSERVED if own_observation else ())
-    _refuse(checkpoint, config, [field for field in found if field in _MEANING])
+    meaning = _OBSERVED if checkpoint.config.qmix.network == "set" else _MEANING
+    _refuse(checkpoint, config, [field for field in found if field in meaning])
 
 
 def _refuse(checkpoint: Checkpoint, config: Config, fields: Sequence[str]) -> None:
