@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedfade.agents.checkpoint import load_checkpoint
+from fedfade.agents.sets import REACH, SetNetworks
 from fedfade.agents.trained import ClientNetwork, load_agents
 from fedfade.config import Config
 from fedfade.errors import UserError
@@ -59,12 +62,16 @@ def export_agents(folder: Path, out: Path) -> list[Path]:
     agents = load_agents(checkpoint)
     written = []
     for client in range(agents.agents):
-        model = onnx.parser.parse_model(onnx_text(network := ClientNetwork(agents, client)))
-        arrays = {f"weight{n}": weight for n, weight in enumerate(network.weights)}
-        arrays |= {f"bias{n}": bias for n, bias in enumerate(network.biases)}
-        arrays |= {} if network.skip is None else {"skip": network.skip}
+        if isinstance(agents, SetNetworks):
+            text, arrays = set_onnx_text(agents), set_arrays(agents)
+        else:
+            text = onnx_text(network := ClientNetwork(agents, client))
+            arrays = {f"weight{n}": weight for n, weight in enumerate(network.weights)}
+            arrays |= {f"bias{n}": bias for n, bias in enumerate(network.biases)}
+            arrays |= {} if network.skip is None else {"skip": network.skip}
+        model = onnx.parser.parse_model(text)
         for name, tensor in arrays.items():
-            array = np.ascontiguousarray(tensor.numpy())
+            array = np.asarray(tensor.numpy(), order="C")  # a scalar stays one
             model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
         onnx.checker.check_model(model)
         written.append(out / f"client-{client}.onnx")
@@ -76,10 +83,7 @@ def export_agents(folder: Path, out: Path) -> list[Path]:
 
 def onnx_text(network: ClientNetwork) -> str:
     """The network in ONNX's own language: observation -> action and values of all actions."""
-    width, actions = network.weights[0].shape[0], network.weights[-1].shape[1]
-    head = f'<ir_version: {IR_VERSION}, opset_import: ["" : {OPSET}], producer_name: "fedfade">'
-    out = f"int64[batch] action, float[batch, {actions}] values"
-    lines = [head, f"client (float[batch, {width}] observation) => ({out}) {{"]
+    lines = _head(network.weights[0].shape[0], network.weights[-1].shape[1])
     last, x = len(network.weights) - 1, "observation"
     for layer in range(last):
         lines.append(f"sum{layer} = Gemm({x}, weight{layer}, bias{layer})")
@@ -89,7 +93,123 @@ def onnx_text(network: ClientNetwork) -> str:
     lines.append(f"{learned} = Gemm({x}, weight{last}, bias{last})")
     if network.skip is not None:
         lines.append(f"values = Gemm(observation, skip, {learned})")
-    return "\n".join([*lines, "action = ArgMax <axis = 1, keepdims = 0> (values)", "}"])
+    return "\n".join([*lines, _CHOOSE])
+
+
+_CHOOSE = "action = ArgMax <axis = 1, keepdims = 0> (values) }"
+
+
+def _head(width: int, actions: int) -> list[str]:
+    head = f'<ir_version: {IR_VERSION}, opset_import: ["" : {OPSET}], producer_name: "fedfade">'
+    out = f"int64[batch] action, float[batch, {actions}] values"
+    return [head, f"client (float[batch, {width}] observation) => ({out}) {{"]
+
+
+def set_onnx_text(agents: SetNetworks) -> str:
+    """`SetNetworks` of one size in ONNX's own language: what `tokens`, `pool` and its layers do."""
+    lines = _head(agents.width, agents.sizes[-1])
+
+    def through(x: str, *layers: str) -> str:
+        for layer in layers:
+            lines.append(f"{layer}_sum = MatMul({x}, {layer}_weight)")
+            lines.append(f"{layer}_out = Add({layer}_sum, {layer}_bias)")
+            x = f"{layer}_out"
+            if layer.startswith(("listen", "body")):
+                lines.append(f"{layer}_relu = Relu({x})")
+                x = f"{layer}_relu"
+        return x
+
+    lines.append(_CLIENT_TOKENS)
+    heard = through("others", *(f"listen{n}" for n in range(len(agents.listen))))
+    for side in ("ahead", "behind"):
+        lines.append(f"{side}_column = Unsqueeze({side}, two)")
+        lines.append(f"{side}_heard = Mul({heard}, {side}_column)")
+        lines.append(f"{side}_all = ReduceSum <keepdims = 0> ({side}_heard, one)")
+        lines.append(f"{side}_most = ReduceMax <axes = [1], keepdims = 0> ({side}_heard)")
+        lines.append(f"{side}_mean = Div({side}_all, bands)")
+    pooled = "ahead_mean, ahead_most, behind_mean, behind_most"
+    lines.append(f"body_in = Concat <axis = 1> (own, {pooled})")
+    x = through("body_in", *(f"body{n}" for n in range(len(agents.body))))
+    lines.append(f"both = Concat <axis = 1> ({x}, own)")
+    lines.append(f"mine_here = Unsqueeze({through('both', 'own_side')}, one)")
+    lines.append(f"meeting = Add(mine_here, {through('bands_seen', 'band_side')})")
+    lines.append("met = Relu(meeting)")
+    lines.append(f"more = Squeeze({through('met', 'score')}, two)")
+    silent = through(x, "silence")
+    lines.append(f"sending = Add({silent}, more)")
+    lines.append(f"values = Concat <axis = 1> (sending, {silent})")
+    return "\n".join([*lines, _CHOOSE])
+
+
+_CLIENT_TOKENS = """
+me, need, before, work, rest = Split <axis = 1> (observation, columns)
+passed = CumSum(me, axis)
+ahead = Sub(unit, passed)
+behind = Sub(passed, me)
+rank = ReduceSum <keepdims = 1> (ahead, one)
+my_need = Mul(me, need)
+mine = ReduceSum <keepdims = 1> (my_need, one)
+start = Mul(before, bands)
+stop = Add(start, mine)
+turn = Floor(start)
+more_need = Sub(need, mine)
+works = Mul(work, bands)
+later = Sub(works, start)
+near = Clip(later, low, high)
+apart = Sub(places, rank)
+ranks = Div(apart, bands)
+token0 = Unsqueeze(need, two)
+token1 = Unsqueeze(work, two)
+token2 = Unsqueeze(more_need, two)
+token3 = Unsqueeze(near, two)
+token4 = Unsqueeze(ranks, two)
+others = Concat <axis = 2> (token0, token1, token2, token3, token4)
+from_turn = Sub(start, turn)
+to_turn = Sub(stop, turn)
+my_rank = Div(rank, bands)
+none = Sub(rank, rank)
+of_size = Add(none, size)
+all_work = Gather <axis = 1> (work, last)
+own = Concat <axis = 1> (rest, mine, before, from_turn, to_turn, my_rank, of_size, all_work)
+start_there = Sub(start, band)
+stop_there = Sub(stop, band)
+begin = Clip(start_there, low, high)
+end = Clip(stop_there, low, high)
+circle = Mod <fmod = 1> (rank, bands)
+same = Equal(circle, band)
+alike = Cast <to = 1> (same)
+share = Div(band, bands)
+logical = Add(none, share)
+band0 = Unsqueeze(begin, two)
+band1 = Unsqueeze(end, two)
+band2 = Unsqueeze(alike, two)
+band3 = Unsqueeze(logical, two)
+bands_seen = Concat <axis = 2> (band0, band1, band2, band3)
+"""
+
+
+def set_arrays(agents: SetNetworks) -> dict[str, Tensor]:
+    """Numbers and weights that `set_onnx_text` names."""
+    clients, bands = agents.agents, agents.sizes[-1] - 1
+    own = agents.width - 3 * clients - 1
+    arrays = {
+        "columns": torch.tensor([clients, clients, 1, clients, own]),
+        "axis": torch.tensor(1),
+        "one": torch.tensor([1]),
+        "two": torch.tensor([2]),
+        "last": torch.tensor([clients - 1]),
+        "unit": torch.ones(1),
+        "low": torch.tensor(-REACH),
+        "high": torch.tensor(REACH),
+        "bands": torch.tensor([float(bands)]),
+        "size": torch.tensor([clients / bands]),
+        "places": torch.arange(clients, dtype=torch.float32)[None],
+        "band": torch.arange(bands, dtype=torch.float32)[None],
+    }
+    for name, weight in agents.named_parameters():
+        layer, _, kind = name.rpartition(".")
+        arrays[f"{layer.replace('.', '')}_{kind}"] = weight[0] if kind == "weight" else weight[0, 0]
+    return arrays
 
 
 def decision_us(path: Path, repeats: int = 2000) -> float | None:
