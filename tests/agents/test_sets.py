@@ -184,10 +184,9 @@ def test_gradients_are_autograds() -> None:
         own = slice(4 * run, 4 * run + 4)
         values = alone(seen[own]).gather(-1, choice[own, :, None])[..., 0]
         (values * slope[own]).sum().backward()
-        for (name, mine), theirs in zip(
-            alone.named_parameters(), both.parameters(), strict=True
-        ):
-            assert mine.grad is not None and theirs.grad is not None
+        for (name, mine), theirs in zip(alone.named_parameters(), both.parameters(), strict=True):
+            assert mine.grad is not None
+            assert theirs.grad is not None
             torch.testing.assert_close(theirs.grad[run], mine.grad[0], msg=name)
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedfade.agents.checkpoint import load_checkpoint
+from fedfade.agents.networks import StackedLinear
 from fedfade.agents.sets import REACH, SetNetworks
 from fedfade.agents.trained import ClientNetwork, load_agents
 from fedfade.config import Config
@@ -63,13 +64,14 @@ def export_agents(folder: Path, out: Path) -> list[Path]:
     written = []
     for client in range(agents.agents):
         if isinstance(agents, SetNetworks):
-            text, arrays = set_onnx_text(agents), set_arrays(agents)
+            lines, arrays = (graph := set_graph(agents)).lines, graph.arrays
         else:
-            text = onnx_text(network := ClientNetwork(agents, client))
+            lines = onnx_lines(network := ClientNetwork(agents, client))
             arrays = {f"weight{n}": weight for n, weight in enumerate(network.weights)}
             arrays |= {f"bias{n}": bias for n, bias in enumerate(network.biases)}
             arrays |= {} if network.skip is None else {"skip": network.skip}
-        model = onnx.parser.parse_model(text)
+        choose = "action = ArgMax <axis = 1, keepdims = 0> (values) }"
+        model = onnx.parser.parse_model("\n".join([*lines, choose]))
         for name, tensor in arrays.items():
             array = np.asarray(tensor.numpy(), order="C")  # a scalar stays one
             model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
@@ -81,8 +83,8 @@ def export_agents(folder: Path, out: Path) -> list[Path]:
     return written
 
 
-def onnx_text(network: ClientNetwork) -> str:
-    """The network in ONNX's own language: observation -> action and values of all actions."""
+def onnx_lines(network: ClientNetwork) -> list[str]:
+    """The network in ONNX's own language: observation -> values of all actions."""
     lines = _head(network.weights[0].shape[0], network.weights[-1].shape[1])
     last, x = len(network.weights) - 1, "observation"
     for layer in range(last):
@@ -93,10 +95,7 @@ def onnx_text(network: ClientNetwork) -> str:
     lines.append(f"{learned} = Gemm({x}, weight{last}, bias{last})")
     if network.skip is not None:
         lines.append(f"values = Gemm(observation, skip, {learned})")
-    return "\n".join([*lines, _CHOOSE])
-
-
-_CHOOSE = "action = ArgMax <axis = 1, keepdims = 0> (values) }"
+    return lines
 
 
 def _head(width: int, actions: int) -> list[str]:
@@ -105,111 +104,79 @@ def _head(width: int, actions: int) -> list[str]:
     return [head, f"client (float[batch, {width}] observation) => ({out}) {{"]
 
 
-def set_onnx_text(agents: SetNetworks) -> str:
-    """`SetNetworks` of one size in ONNX's own language: what `tokens`, `pool` and its layers do."""
-    lines = _head(agents.width, agents.sizes[-1])
+class _Graph:
+    """A graph in ONNX's own language, written operation by operation, and the arrays it names."""
 
-    def through(x: str, *layers: str) -> str:
-        for layer in layers:
-            lines.append(f"{layer}_sum = MatMul({x}, {layer}_weight)")
-            lines.append(f"{layer}_out = Add({layer}_sum, {layer}_bias)")
-            x = f"{layer}_out"
-            if layer.startswith(("listen", "body")):
-                lines.append(f"{layer}_relu = Relu({x})")
-                x = f"{layer}_relu"
-        return x
+    def __init__(self, width: int, actions: int) -> None:
+        self.lines, self.arrays = _head(width, actions), dict[str, Tensor]()
 
-    lines.append(_CLIENT_TOKENS)
-    heard = through("others", *(f"listen{n}" for n in range(len(agents.listen))))
-    for side in ("ahead", "behind"):
-        lines.append(f"{side}_column = Unsqueeze({side}, two)")
-        lines.append(f"{side}_heard = Mul({heard}, {side}_column)")
-        lines.append(f"{side}_all = ReduceSum <keepdims = 0> ({side}_heard, one)")
-        lines.append(f"{side}_most = ReduceMax <axes = [1], keepdims = 0> ({side}_heard)")
-        lines.append(f"{side}_mean = Div({side}_all, bands)")
-    pooled = "ahead_mean, ahead_most, behind_mean, behind_most"
-    lines.append(f"body_in = Concat <axis = 1> (own, {pooled})")
-    x = through("body_in", *(f"body{n}" for n in range(len(agents.body))))
-    lines.append(f"both = Concat <axis = 1> ({x}, own)")
-    lines.append(f"mine_here = Unsqueeze({through('both', 'own_side')}, one)")
-    lines.append(f"meeting = Add(mine_here, {through('bands_seen', 'band_side')})")
-    lines.append("met = Relu(meeting)")
-    lines.append(f"more = Squeeze({through('met', 'score')}, two)")
-    silent = through(x, "silence")
-    lines.append(f"sending = Add({silent}, more)")
-    lines.append(f"values = Concat <axis = 1> (sending, {silent})")
-    return "\n".join([*lines, _CHOOSE])
+    def __call__(self, op: str, *inputs: str | Tensor, options: str = "", out: str = "") -> str:
+        """One operation; the name of what comes out."""
+        names = [x if isinstance(x, str) else self._array(x) for x in inputs]
+        out = out or f"x{len(self.lines)}"
+        self.lines.append(f"{out} = {op} {options} ({', '.join(names)})")
+        return out
+
+    def _array(self, tensor: Tensor) -> str:
+        self.arrays[name := f"array{len(self.arrays)}"] = tensor
+        return name
+
+    def stack(self, *columns: str) -> str:
+        tall = (self("Unsqueeze", column, torch.tensor([2])) for column in columns)
+        return self("Concat", *tall, options="<axis = 2>")
+
+    def beside(self, *parts: str, out: str = "") -> str:
+        return self("Concat", *parts, options="<axis = 1>", out=out)
+
+    def layer(self, x: str, layer: nn.Module, relu: bool = False) -> str:
+        assert isinstance(layer, StackedLinear)
+        x = self("Add", self("MatMul", x, layer.weight[0]), layer.bias[0, 0])
+        return self("Relu", x) if relu else x
 
 
-_CLIENT_TOKENS = """
-me, need, before, work, rest = Split <axis = 1> (observation, columns)
-passed = CumSum(me, axis)
-ahead = Sub(unit, passed)
-behind = Sub(passed, me)
-rank = ReduceSum <keepdims = 1> (ahead, one)
-my_need = Mul(me, need)
-mine = ReduceSum <keepdims = 1> (my_need, one)
-start = Mul(before, bands)
-stop = Add(start, mine)
-turn = Floor(start)
-more_need = Sub(need, mine)
-works = Mul(work, bands)
-later = Sub(works, start)
-near = Clip(later, low, high)
-apart = Sub(places, rank)
-ranks = Div(apart, bands)
-token0 = Unsqueeze(need, two)
-token1 = Unsqueeze(work, two)
-token2 = Unsqueeze(more_need, two)
-token3 = Unsqueeze(near, two)
-token4 = Unsqueeze(ranks, two)
-others = Concat <axis = 2> (token0, token1, token2, token3, token4)
-from_turn = Sub(start, turn)
-to_turn = Sub(stop, turn)
-my_rank = Div(rank, bands)
-none = Sub(rank, rank)
-of_size = Add(none, size)
-all_work = Gather <axis = 1> (work, last)
-own = Concat <axis = 1> (rest, mine, before, from_turn, to_turn, my_rank, of_size, all_work)
-start_there = Sub(start, band)
-stop_there = Sub(stop, band)
-begin = Clip(start_there, low, high)
-end = Clip(stop_there, low, high)
-circle = Mod <fmod = 1> (rank, bands)
-same = Equal(circle, band)
-alike = Cast <to = 1> (same)
-share = Div(band, bands)
-logical = Add(none, share)
-band0 = Unsqueeze(begin, two)
-band1 = Unsqueeze(end, two)
-band2 = Unsqueeze(alike, two)
-band3 = Unsqueeze(logical, two)
-bands_seen = Concat <axis = 2> (band0, band1, band2, band3)
-"""
-
-
-def set_arrays(agents: SetNetworks) -> dict[str, Tensor]:
-    """Numbers and weights that `set_onnx_text` names."""
+def set_graph(agents: SetNetworks) -> _Graph:
+    """A network over the set of clients, of one size: `tokens`, `pool` and its layers."""
     clients, bands = agents.agents, agents.sizes[-1] - 1
-    own = agents.width - 3 * clients - 1
-    arrays = {
-        "columns": torch.tensor([clients, clients, 1, clients, own]),
-        "axis": torch.tensor(1),
-        "one": torch.tensor([1]),
-        "two": torch.tensor([2]),
-        "last": torch.tensor([clients - 1]),
-        "unit": torch.ones(1),
-        "low": torch.tensor(-REACH),
-        "high": torch.tensor(REACH),
-        "bands": torch.tensor([float(bands)]),
-        "size": torch.tensor([clients / bands]),
-        "places": torch.arange(clients, dtype=torch.float32)[None],
-        "band": torch.arange(bands, dtype=torch.float32)[None],
-    }
-    for name, weight in agents.named_parameters():
-        layer, _, kind = name.rpartition(".")
-        arrays[f"{layer.replace('.', '')}_{kind}"] = weight[0] if kind == "weight" else weight[0, 0]
-    return arrays
+    do, one, count = _Graph(agents.width, bands + 1), torch.tensor([1]), torch.tensor([1.0 * bands])
+    columns = torch.tensor([clients, clients, 1, clients, agents.width - 3 * clients - 1])
+    me, need, before, work, rest = (parts := "me, need, before, work, rest").split(", ")
+    do("Split", "observation", columns, options="<axis = 1>", out=parts)
+
+    def near(x: str) -> str:
+        return do("Clip", x, torch.tensor(-REACH), torch.tensor(REACH))
+
+    passed = do("CumSum", me, torch.tensor(1))
+    sides = do("Sub", torch.ones(1), passed), do("Sub", passed, me)
+    rank, mine = do("ReduceSum", sides[0], one), do("ReduceSum", do("Mul", me, need), one)
+    nothing, start = do("Sub", rank, rank), do("Mul", before, count)
+    stop, turn = do("Add", start, mine), do("Floor", start)
+    apart = do("Sub", torch.arange(clients)[None].float(), rank)
+    later = near(do("Sub", do("Mul", work, count), start))
+    heard = do.stack(need, work, do("Sub", need, mine), later, do("Div", apart, count))
+    for layer in agents.listen:
+        heard = do.layer(heard, layer, relu=True)
+    pooled = []
+    for side in sides:
+        there = do("Mul", heard, do("Unsqueeze", side, torch.tensor([2])))
+        total = do("ReduceSum", there, one, options="<keepdims = 0>")
+        most = do("ReduceMax", there, options="<axes = [1], keepdims = 0>")
+        pooled += [do("Div", total, count), most]
+    place = [mine, before, do("Sub", start, turn), do("Sub", stop, turn), do("Div", rank, count)]
+    place += [do("Add", nothing, torch.tensor([clients / bands]))]
+    place += [do("Gather", work, torch.tensor([clients - 1]), options="<axis = 1>")]
+    x = do.beside(own := do.beside(rest, *place), *pooled)
+    for layer in agents.body:
+        x = do.layer(x, layer, relu=True)
+    band = torch.arange(bands)[None].float()
+    alike = do("Equal", do("Mod", rank, count, options="<fmod = 1>"), band)
+    seen = [near(do("Sub", start, band)), near(do("Sub", stop, band))]
+    seen += [do("Cast", alike, options="<to = 1>"), do("Add", nothing, band / bands)]
+    mine_there = do("Unsqueeze", do.layer(do.beside(x, own), agents.own_side), one)
+    met = do("Relu", do("Add", mine_there, do.layer(do.stack(*seen), agents.band_side)))
+    more = do("Squeeze", do.layer(met, agents.score), torch.tensor([2]))
+    silent = do.layer(x, agents.silence)
+    do.beside(do("Add", silent, more), silent, out="values")
+    return do
 
 
 def decision_us(path: Path, repeats: int = 2000) -> float | None:

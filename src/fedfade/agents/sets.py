@@ -78,14 +78,14 @@ class SetNetworks(AgentNetworks):
         heard = others.flatten(1, 2)
         for layer in self.listen:
             heard = layer(heard).relu()
-        x = torch.cat([own, pool(heard.unflatten(1, (-1, clients)), side, bands)], dim=-1)
+        x = torch.cat([own, pool(heard.view(*others.shape[:3], -1), side, bands)], dim=-1)
         for layer in self.body:
             x = layer(x).relu()
         mine = self.own_side(torch.cat([x, own], dim=-1))[:, :, None]
-        meet = mine + self.band_side(band.flatten(1, 2)).unflatten(1, (-1, bands))
-        more: Tensor = self.score(meet.relu().flatten(1, 2)).unflatten(1, (-1, bands))
+        meet = mine + self.band_side(band.flatten(1, 2)).view(*band.shape[:3], -1)
+        more = self.score(meet.relu().flatten(1, 2)).view(band.shape[:3])
         silent = self.silence(x)
-        return torch.cat([silent + more[..., 0], silent], dim=-1)
+        return torch.cat([silent + more, silent], dim=-1)
 
     def make_room(self, batch: int) -> Tensors:
         """Autograd keeps what it needs."""
@@ -103,7 +103,7 @@ def tokens(seen: Tensor, clients: int, bands: int) -> tuple[Tensor, Tensor, Tens
     [run, row, rank, CLIENT_TOKEN], 1 where a rank is ahead of the own and where it is behind [2,
     run, row, rank], tokens of the sub-bands [run, row, band, BAND_TOKEN]."""
     sizes = [clients, clients, 1, clients, seen.shape[-1] - 3 * clients - 1]
-    me, need, before, work, rest = seen.split(sizes, dim=-1)
+    me, need, before, work, rest = torch.split(seen, sizes, dim=-1)
     passed = me.cumsum(-1)
     side = torch.stack([1.0 - passed, passed - me])
     rank, mine = side[0].sum(-1, keepdim=True), (me * need).sum(-1, keepdim=True)

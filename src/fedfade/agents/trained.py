@@ -1,5 +1,6 @@
 """Trained agents as an allocation policy: each acts on its own observation alone."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from importlib import resources
@@ -99,22 +100,12 @@ class ClientNetwork(nn.Module):
         return values if self.skip is None else values + observation @ self.skip
 
 
-class ClientOfASet(nn.Module):
-    """The same where all carry one network: the observation tells it who it is."""
-
-    def __init__(self, agents: AgentNetworks, client: int) -> None:
-        super().__init__()
-        self.agents = agents
-
-    def forward(self, observation: Tensor) -> Tensor:
-        values: Tensor = self.agents(observation[None])[0]
-        return values
-
-
-def client_network(agents: AgentNetworks, client: int) -> nn.Module:
-    """What one client carries of trained agents."""
-    one = ClientOfASet if isinstance(agents, SetNetworks) else ClientNetwork
-    return one(agents, client)
+def client_network(agents: AgentNetworks, client: int) -> Callable[[Tensor], Tensor]:
+    """What one client carries of trained agents: observation [batch, width] to action values. A
+    network over the set of clients is the same for all; what is observed tells it who it is."""
+    if isinstance(agents, SetNetworks):
+        return lambda observation: agents(observation[None])[0]
+    return ClientNetwork(agents, client)
 
 
 def agents_for(config: Config) -> AgentNetworks:

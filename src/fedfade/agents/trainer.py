@@ -128,17 +128,17 @@ class Trainer:
         self.configs, self.config, self._device = configs, configs[0], device
         self.seeds = [config.run.seed for config in configs]
         qmix, options = self.config.qmix, [config.qmix for config in configs]
-        home = (self.config.learning.clients, self.config.radio.subbands)
-        self._places = [self._place(*size) for size in qmix.sizes or [home]]
+        sizes = qmix.sizes or [[self.config.learning.clients, self.config.radio.subbands]]
+        self._places = [self._place(*size) for size in sizes]
         scenario = self._places[0].rounds.scenario
         width, state = uplink.observation_width(scenario), uplink.state_width(scenario)
-        sizes = (scenario.clients, width, state, scenario.actions)
+        shape = (scenario.clients, width, state, scenario.actions)
         preference = uplink.plan_preference(scenario, qmix.trust)
         self.learner: Learner | MappoLearner
         if qmix.algorithm == "mappo":
-            self.learner = MappoLearner(options, *sizes, self.seeds, device, preference)
+            self.learner = MappoLearner(options, *shape, self.seeds, device, preference)
         else:
-            self.learner = Learner(options, *sizes, self.seeds, device, preference)
+            self.learner = Learner(options, *shape, self.seeds, device, preference)
         self._recorded: dict[int, tuple[Work, Work]] = {}  # of each place
         self._gamma = torch.tensor([[own.gamma] for own in options], device=device)  # [run, 1]
         self._next: uplink.Round | None = None  # of the batch to come, made before the host waits
