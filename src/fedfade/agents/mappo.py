@@ -275,7 +275,7 @@ class MappoLearner:
             moments = (self._mean[place], self._square[place])
             options = (rate * left, self.updates)
             adam_step(flat.values, flat.gradient, *moments, *options, epsilon=EPSILON)
-        self.kept.update()
+        self.kept.update(self.updates)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that learning changes, by name."""
@@ -285,7 +285,7 @@ class MappoLearner:
     def take(self, run: int) -> dict[str, Tensor]:
         """What an exact continuation of one run needs, as if it had been trained alone."""
         found = {name: flat.take(tensor, run) for name, (flat, tensor) in self._parts().items()}
-        return found | {"returns": self._returns[run], "steps": self.updates}
+        return found | {"returns": self._returns[run], "steps": self.updates.clone()}
 
     def put(self, run: int, found: dict[str, Tensor]) -> None:
         """The reverse of `take`."""

@@ -126,16 +126,14 @@ def load_agents(checkpoint: Checkpoint, config: Config | None = None) -> AgentNe
     return agents
 
 
-def load_policy_checkpoint(
-    folder: Path | str, config: Config, own_observation: bool = False
-) -> Policy:
+def load_policy_checkpoint(folder: Path | str, config: Config) -> Policy:
     """The trained agents in a folder of `fedfade train`, for the scenario of `config`.
 
-    Refused when what agents see or do means something else there than in training; with
-    `own_observation` they see what they were trained on, whatever `config` says.
+    They observe what they were trained on, whatever `config` says. Refused where what they do
+    means something else than in training.
     """
     checkpoint = load_checkpoint(Path(folder))
-    check_same_meaning(checkpoint, config, own_observation)
+    check_same_meaning(checkpoint, config)
     own = _fitted(checkpoint.config, config)
     return QmixPolicy(load_agents(checkpoint, own), own)
 
@@ -192,7 +190,7 @@ def shipped_policies_for(config: Config) -> list[str]:
     fitting = []
     for name in shipped_policies():
         with suppress(UserError):
-            check_same_meaning(load_checkpoint(_shelf() / name), config, own_observation=True)
+            check_same_meaning(load_checkpoint(_shelf() / name), config)
             fitting.append(name)
     return fitting
 
@@ -209,4 +207,4 @@ def agents_folder(folder: Path) -> Path:
 
 def load_shipped_policy(name: str, config: Config) -> Policy:
     """Trained agents that come with the package, for the scenario of `config`."""
-    return load_policy_checkpoint(_shelf() / name, config, own_observation=True)
+    return load_policy_checkpoint(_shelf() / name, config)

@@ -239,6 +239,11 @@ class Trainer:
         if not isinstance(self.learner, MappoLearner):
             return 0
         self.update()
+        return self._policy_steps
+
+    @property
+    def _policy_steps(self) -> int:
+        """Steps of policy gradients on a batch of episodes."""
         return self.config.qmix.mappo.epochs * self.config.qmix.mappo.minibatches
 
     @property
@@ -319,7 +324,8 @@ class Trainer:
     def _update(self) -> None:
         if isinstance(self.learner, MappoLearner):
             assert isinstance(self.memory, EpisodeMemory)
-            loss, q = self.learner.update(self.memory, self._done)
+            figures = self.learner.update(self.memory, self._done)  # means over the steps
+            loss, q = (self._policy_steps * figure for figure in figures)
         else:
             n_step = self.config.qmix.n_step
             sample = self.replay.sample(self.learner.updates, self._gamma, n_step)

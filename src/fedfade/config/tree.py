@@ -375,8 +375,10 @@ class QmixConfig(_Branch):
     power: Literal["levels", "binary"] = _is(
         "levels", "an agent chooses a sub-band and any power level, or a sub-band or silence"
     )
-    dueling: bool = _is(False, "outputs for a slot's value and what actions add; all start at 0")
-    n_step: Whole = _is(1, "slots of reward summed before bootstrapping", ge=1, le=100_000)
+    dueling: bool = _is(False, "outputs for a state's value and what actions add; all start at 0")
+    n_step: Whole = _is(
+        1, "decisions whose rewards are summed before bootstrapping", ge=1, le=100_000
+    )
     replay_size: Count = _is(10_000, "transitions kept")
     batch_size: Count = _is(512, "transitions in an update")
     update_every: Count = _is(30, "transitions stored between two updates")
