@@ -138,9 +138,11 @@ def check_same_training(checkpoint: Checkpoint, config: Config) -> None:
 
 
 def check_same_meaning(checkpoint: Checkpoint, config: Config) -> None:
-    """Agents must meet sizes and actions that mean what they meant in training."""
+    """Agents must meet sizes and actions that mean what they meant in training, unless they are
+    for any."""
     found = differences(checkpoint.config, config)
-    _refuse(checkpoint, config, [field for field in found if field in _MEANING])
+    meaning = () if checkpoint.config.qmix.network == "set" else _MEANING
+    _refuse(checkpoint, config, [field for field in found if field in meaning])
 
 
 def _refuse(checkpoint: Checkpoint, config: Config, fields: Sequence[str]) -> None:

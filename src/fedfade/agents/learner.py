@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedfade.agents.kept import KeptAgents
-from fedfade.agents.networks import AgentNetworks, make_agents, make_mixer
+from fedfade.agents.networks import AgentNetworks, make_mixer
 from fedfade.agents.optimisers import Flat, Optimiser, clip
+from fedfade.agents.sets import make_agents
 from fedfade.agents.transitions import Batch
 from fedfade.config import QmixConfig
 from fedfade.graphs import SideStream, fused

@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedfade.agents.kept import KeptAgents
-from fedfade.agents.networks import Generators, StackedLinear, Tensors, make_agents
+from fedfade.agents.networks import Generators, StackedLinear, Tensors
 from fedfade.agents.optimisers import Flat, adam_step, clip
+from fedfade.agents.sets import make_agents
 from fedfade.config import QmixConfig
 from fedfade.graphs import SideStream, fused
 from fedfade.randomness import fold, streams, torch_generator, uniform
