@@ -46,7 +46,7 @@ def uploads(config: Config, names: list[str], folders: list[str]) -> list[float]
     agents = [
         load_shipped_policy(folder, config)
         if folder in shipped_policies() and not Path(folder).is_dir()
-        else load_policy_checkpoint(folder, config, own_observation=True)
+        else load_policy_checkpoint(folder, config)
         for folder in folders
     ]
     found = []

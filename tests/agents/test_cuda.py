@@ -15,7 +15,7 @@ def test_graphs_equal_plain_calls(mixer: str, tiny: Config, tiny_qplex: Config) 
     config = tiny if mixer == "qmix" else tiny_qplex
     captured, plain = Trainer(config, "cuda"), Trainer(config, "cuda")
     step = partial(plain.rollout.step, plain.learner.agents, plain.replay)
-    plain.recorded = (step, plain._update)
+    plain._recorded = {0: (step, plain._update)}
     for _ in range(3):
         assert captured.play_batch()[0][:6] == plain.play_batch()[0][:6]
     for name, tensor in captured.snapshot().items():

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +19,11 @@ from fedfade.agents import (
     load_policy_checkpoint,
     train,
 )
-from fedfade.agents.trained import scope_of, trained_agents
+from fedfade.agents.trained import agents_for, scope_of, trained_agents
 from fedfade.allocation import Action, View, play_round
 from fedfade.config import Config, load_config
 from fedfade.errors import UserError
-from fedfade.uplink import scenario_from_config
+from fedfade.uplink import Progress, observe, scenario_from_config, start_round
 
 # One client as a program of its own: NumPy, its own parameters, its own observations by line, a
 # line a slot. It holds what it decides by itself.
@@ -200,3 +201,31 @@ def test_agents_declare_what_they_are_told(observed: str, hidden: str, scope: st
         "paper", [f"allocation.observe=[{observed}]", f"allocation.hide=[{hidden}]"]
     )
     assert scope_of(config) == scope
+
+
+@pytest.mark.parametrize("hops", [False, True])
+def test_agents_that_send_at_full_power_or_not_at_all(make_round, hops: bool) -> None:
+    """Whatever the powers of others are in that scenario."""
+    changes = ("radio.slots=6", "learning.payload_bits=3e5")
+    scenario, round_ = make_round(18, 5, overrides=changes)
+    own = [*changes, "qmix.power=binary", f"qmix.hop_subbands={hops}", "qmix.hidden=[8]"]
+    config = load_config("paper", own)
+    agents, g = agents_for(config), torch.Generator().manual_seed(0)
+    assert agents.sizes[-1] == 5
+    for parameter in agents.parameters():
+        parameter.normal_(generator=g)
+    keys = torch.arange(3)
+    played = play_round(QmixPolicy(agents, config), scenario, round_, keys, record=True).history
+    progress, seen = start_round(scenario, 3), replace(scenario, hop_subbands=hops)
+    silent = []
+    for slot in range(6):
+        values = agents(observe(seen, round_, progress, slot).transpose(0, 1))
+        choice = values.argmax(-1).T
+        sends = (choice < 4) & ~progress.finished
+        band = (choice + slot) % 4 if hops else choice
+        assert torch.equal(played.level[slot] == scenario.full_level, sends)
+        assert torch.equal(played.level[slot] == scenario.silent_level, ~sends)
+        assert torch.equal(played.band[slot][sends], band[sends])
+        progress = Progress(played.remaining_bits[slot])
+        silent.append(choice == 4)
+    assert 0 < int(torch.stack(silent).sum()) < 180

@@ -125,6 +125,15 @@ def test_a_device_is_told_how_long_to_hold() -> None:
     assert normalisation(load_config("paper"))["hold_slots"] == 1
 
 
+def test_a_device_is_told_what_an_action_means() -> None:
+    levels, binary = (
+        normalisation(load_config("paper", [f"qmix.power={power}"]))["action"]
+        for power in ("levels", "binary")
+    )
+    assert levels.startswith("sub-band * levels + level, decided in slots 0, hold_slots")
+    assert binary.startswith("sub-band at full power, subbands: silent, decided in slots 0, hold")
+
+
 def test_tensorboard_reads_the_scalars(trained: tuple[Path, Trainer]) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -4,14 +4,17 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from fedfade.agents.learner import Learner
 from fedfade.agents.networks import (
     AgentNetworks,
     DuplexMixer,
     MonotonicMixer,
+    RankedMixer,
     StackedLinear,
     make_mixer,
 )
@@ -209,6 +212,94 @@ def test_values_and_weights_learn_as_if_every_lambda_were_one() -> None:
     assert float((total - plain).abs().max()) > 0.1
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+def mixed_without(
+    mixer: nn.Module, q: Tensor, state: Tensor, values: Tensor, choice: Tensor, out: Tensor
+) -> Tensor:
+    """Q_tot [batch] of one run, a sum over the agents that are not `out` [agent, batch]: their
+    terms are left away instead of their values put to 0."""
+    if isinstance(mixer, RankedMixer):  # agents in the order the state ends in
+        agents, sample = len(q), torch.arange(q.shape[1])
+        order = (agents * state[:, -agents:]).round().long().T  # [place, batch]
+        state, mixer = state[:, :-agents], mixer.mixer
+        q, values, choice, out = (x[order, sample] for x in (q, values, choice, out))
+    total = torch.zeros_like(q[0])
+    if isinstance(mixer, DuplexMixer):
+        for_weight, for_value = mixer.enter(state[None]).relu().chunk(2, dim=-1)
+        taken = F.one_hot(choice.T, mixer.actions).flatten(1).float()
+        met = mixer.meet(torch.cat([state, taken], -1)[None]).relu()
+        importance, weight = (
+            torch.exp(5 * torch.tanh(x[0].T / 5))
+            for x in (mixer.importance(met), mixer.weight(for_weight))
+        )
+        total = mixer.value(for_value)[0, :, 0]
+        for n in range(len(q)):
+            behind = (weight[n] * (q[n] - values[n].amax(-1))).detach()
+            term = weight[n] * q[n] + behind * (importance[n] - 1)
+            total = total + term.where(~out[n], 0.0)
+    elif isinstance(mixer, MonotonicMixer):
+        first, second, value, hidden = mixer.enter(state[None])[0].split(mixer.parts, dim=-1)
+        weight = mixer.first(first.relu()[None])[0].abs().unflatten(-1, (len(q), -1))
+        for n in range(len(q)):
+            hidden = hidden + (q[n, :, None] * weight[:, n]).where(~out[n, :, None], 0.0)
+        rest = mixer.value(value.relu()[None])[0, :, 0]
+        total = rest + (F.elu(hidden) * mixer.second(second.relu()[None])[0].abs()).sum(-1)
+    else:
+        total = torch.stack([q[n].where(~out[n], 0.0) for n in range(len(q))]).sum(0)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("mixer", "ranked"),
+    [("qmix", False), ("qmix", True), ("qplex", False), ("qplex", True), ("vdn", False)],
+)
+def test_who_has_finished_is_left_away(mixer: str, ranked: bool) -> None:
+    """Targets, loss and steps of a learner that masks; one that does not has others."""
+    config = QmixConfig(
+        mixer=mixer,
+        hidden=[6],
+        agent_rate=1e-2,
+        rmsprop_epsilon=1e-5,
+        mask_finished=True,
+        state="order" if ranked else "client",
+    )
+    sizes = (3, 5, 7 + 3 * ranked, 4)
+    learner, mirror = (Learner(config, *sizes, seeds=[1]) for _ in "ab")
+    unmasked = Learner(config.model_copy(update={"mask_finished": False}), *sizes, seeds=[1])
+    modules = [mirror.agents, mirror.mixer] if mixer != "vdn" else [mirror.agents]
+    rates = [config.agent_rate, config.mixer_rate]
+    pairs = zip(modules, rates, strict=False)
+    groups = [{"params": list(module.parameters()), "lr": rate} for module, rate in pairs]
+    optimiser = torch.optim.RMSprop(groups, alpha=0.99, eps=1e-5)
+    for step in range(3):
+        g, batch = torch.Generator().manual_seed(step), random_batch(sizes, 16, seed=step)
+        masks = torch.rand(2, 3, 16, generator=g) < 0.4
+        masks[1] |= masks[0]  # for good
+        if ranked:
+            order = torch.rand(2, 16, 3, generator=g).argsort(-1) / 3
+            batch.state[0, :, -3:], batch.next_state[0, :, -3:] = order
+        batch = batch._replace(finished=masks[0], next_finished=masks[1])
+        with torch.no_grad():
+            best = mirror.agents(batch.next_observation).argmax(-1)
+            values = mirror.target_agents(batch.next_observation)
+            q = values.gather(-1, best[..., None])[..., 0]
+            next_ = (mirror.target_mixer, q, batch.next_state[0], values, best)
+            target = batch.reward[0] + batch.discount[0] * mixed_without(*next_, masks[1])
+        torch.testing.assert_close(learner.target(batch)[0, 0], target, atol=1e-5, rtol=1e-5)
+        assert not torch.allclose(unmasked.target(batch)[0, 0], target, atol=1e-3)
+        loss, _ = learner.update(batch)
+        values = mirror.agents(batch.observation)
+        q = values.gather(-1, batch.choice[..., None])[..., 0]
+        total = mixed_without(mirror.mixer, q, batch.state[0], values, batch.choice, masks[0])
+        wanted = (total - target).square().mean()
+        torch.testing.assert_close(loss[0], wanted.detach(), atol=1e-5, rtol=1e-5)
+        optimiser.zero_grad()
+        wanted.backward()
+        optimiser.step()
+    for ours, theirs in ((learner.agents, mirror.agents), (learner.mixer, mirror.mixer)):
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
 
 
 def test_a_shared_network_knows_who_it_is() -> None:

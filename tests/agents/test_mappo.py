@@ -235,6 +235,26 @@ def test_a_run_may_have_its_own_discount() -> None:
         torch.testing.assert_close(both.take(run)["critic"], alone.take(0)["critic"])
 
 
+def test_the_mean_of_the_agents_forgets_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The initial weights count nothing after one step; later ones for less and less."""
+    config = config_of(epochs=3, minibatches=2).model_copy(update={"average_weights": 0.25})
+    learner = MappoLearner(config, AGENTS, WIDTH, STATE, ACTIONS, seeds=[1])
+    steps: list[torch.Tensor] = []
+    update = learner.kept.update
+    monkeypatch.setattr(
+        learner.kept,
+        "update",
+        lambda count: steps.append(learner.agents.weights[0].detach().clone()) or update(count),
+    )
+    learner.update(played(1, seed=0), torch.tensor(0.0))
+    wanted = torch.full_like(steps[0], torch.nan)
+    for number, now in enumerate(steps):
+        weight = max(0.75, 10 / (number + 10))
+        wanted = weight * now + (1 - weight) * wanted if number else now
+    assert len(steps) == 6
+    torch.testing.assert_close(learner.kept.of(0)["weights.0"], wanted)
+
+
 def test_a_continuation_is_exact() -> None:
     config, sizes = config_of(epochs=2, minibatches=2), (AGENTS, WIDTH, STATE, ACTIONS)
     whole, later = (MappoLearner(config, *sizes, seeds=[1, 2]) for _ in "ab")

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -12,7 +13,8 @@ import typer
 
 from fedfade import __version__
 from fedfade.cli import app
-from fedfade.config import load_config, parse_yaml
+from fedfade.config import Config, load_config, parse_yaml
+from fedfade.studies.paper.plan import load_plan
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -49,6 +51,14 @@ def commands() -> Iterator[object]:
                 yield pytest.param(part.strip(), id=f"{place(page)}: {part.strip()[:60]}")
 
 
+def quick_commands() -> Iterator[object]:
+    """Those that take seconds by the comment beside them, page by page."""
+    for page in PAGES:
+        text = page.read_text().replace("\\\n", " ")
+        if lines := re.findall(r"^ {4}(fedfade .*) # seconds$", text, re.M):
+            yield pytest.param(lines, id=place(page))
+
+
 @pytest.mark.parametrize("text", list(blocks()))
 def test_a_python_block_runs(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # a block may write a file
@@ -71,6 +81,24 @@ def test_a_command_is_understood(line: str) -> None:
     preset = words[0] if words and not words[0].startswith("-") else "paper"
     if overrides and command.name not in {"reproduce"}:
         load_config(preset, overrides)
+
+
+@pytest.mark.parametrize("lines", list(quick_commands()))
+def test_commands_that_take_seconds_run(
+    lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fedfade: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for line in lines:
+        answer = fedfade(*shlex.split(line)[1:])
+        assert answer.code == 0, f"{line}: {answer.err}"
+
+
+def test_the_list_of_readings_on_its_page_is_one(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "how-to" / "search-readings.md").read_text()
+    (text,) = re.findall(r"```yaml\n(.*?)```", page, re.S)
+    (tmp_path / "mine.yaml").write_text(text)
+    names = {reading.name for reading in load_plan(tmp_path / "mine.yaml", Config()).readings}
+    assert {*re.findall(r"--only ([a-z][\w+-]*)", page)} < names
 
 
 @pytest.mark.parametrize("page", PAGES, ids=place)

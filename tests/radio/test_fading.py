@@ -288,6 +288,31 @@ def test_rayleigh_is_clarkes() -> None:
     assert max(map(abs, found.band_correlation.values())) < 0.02
 
 
+def test_gamma_is_of_shape_two_and_independent() -> None:
+    """Mean 1, variance 1/2 and the distribution 1 - (1 + 2h) e^(-2h), with no memory and no
+    neighbours; not even of the next round or client."""
+    gain = drawn(1500, source="gamma", slots=40)  # 240,000 draws: error of a mean 0.0015
+    found = gain_statistics(gain, lags=(1, 2, 10))
+    assert found.mean == pytest.approx(1.0, abs=0.008)
+    assert gain.var() == pytest.approx(0.5, abs=0.015)
+    h = np.array([0.1, 0.5, 1.0, 2.0, 4.0])
+    below = (gain.flatten() < h[:, None]).mean(1)
+    np.testing.assert_allclose(below, 1 - (1 + 2 * h) * np.exp(-2 * h), atol=0.006)
+    correlations = [*found.autocorrelation.values(), *found.band_correlation.values()]
+    correlations.append(np.corrcoef(gain[:-1].flatten(), gain[1:].flatten())[0, 1])
+    assert max(map(abs, correlations)) < 0.012
+    assert (gain > 0).all()
+
+
+def test_gamma_does_not_depend_on_the_batch_or_the_place() -> None:
+    radio, cell = RadioConfig(source="gamma", slots=5), CellConfig()
+    places, channel = Cell(cell, radio, clients=3), Channel(radio, cell, clients=3)
+    far = Cell(cell.model_copy(update={"side_m": 900.0}), radio, clients=3)
+    many = channel.small_scale_gain(range(4), 1, range(6), places.trajectory(range(4), rounds=2))
+    alone = channel.small_scale_gain([2], 1, [5], far.trajectory([2], rounds=2))
+    assert torch.equal(alone[0, 0], many[2, 5])
+
+
 def test_direction_is_atan2() -> None:
     angle = torch.linspace(-3.14, 3.14, 101)
     assert torch.allclose(direction(torch.sin(angle), torch.cos(angle)), angle, atol=1e-5)

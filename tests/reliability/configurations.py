@@ -71,6 +71,7 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
         st.sampled_from([*PARTS.built_in]), min_size=1, max_size=3, unique=True
     ),
     "qmix.gradients": st.sampled_from(["synthetic", "learning"]),
+    "qmix.sizes": st.sampled_from([[], [[3, 2], [4, 1]]]),
     "run.device": st.just("cpu"),
 }
 
@@ -85,6 +86,12 @@ def _settled(tree: Tree) -> Tree:
     qmix = tree["qmix"]
     for part, name in ((qmix, "layouts"), (qmix["mappo"], "minibatches")):
         part[name] = part[name] if qmix["parallel_episodes"] % part[name] == 0 else 1
+    if qmix["network"] == "set":
+        qmix |= {"share_parameters": True, "client_id": False, "power": "binary"}
+        qmix |= {"dueling": False, "trust": 0.0}
+        tree["allocation"]["observe"] = ["order", "slack", "remaining"]
+        summed = qmix["algorithm"] == "qmix" and qmix["mixer"] in ("vdn", "independent")
+    qmix["sizes"] = qmix["sizes"] if qmix["network"] == "set" and summed else []
     qmix["client_id"] |= not qmix["share_parameters"]
     radio, cell, learning = tree["radio"], tree["cell"], tree["learning"]
     qmix["hold_slots"] = min(qmix["hold_slots"], radio["slots"])

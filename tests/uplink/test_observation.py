@@ -154,9 +154,12 @@ def test_the_schedule_part_is_what_the_schedule_does(round_: Round) -> None:
     assert torch.equal(played.history.band[sends], seen[..., 1:5].argmax(-1)[sends])
 
 
-def test_the_planned_subband_is_what_the_wrap_around_choice_does(round_: Round) -> None:
+@pytest.mark.parametrize("binary", [False, True])
+def test_the_planned_subband_is_what_the_wrap_around_choice_does(
+    round_: Round, binary: bool
+) -> None:
     """Agents that have learned nothing and prefer the plan play it, to the last slot."""
-    s = scenario_seeing("slots_left", "reservation")
+    s = replace(scenario_seeing("slots_left", "reservation"), binary_power=binary)
     preference = plan_preference(s, 1.0)
     assert preference is not None
     matrix, vector = preference

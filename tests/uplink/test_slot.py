@@ -1,6 +1,7 @@
 """The slot step against a plain-Python one, and the sum of slot rewards against the round's."""
 
 import math
+from dataclasses import replace
 
 import torch
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from fedfade.config import load_config
 from fedfade.uplink import (
     Action,
     Progress,
+    RewardWeights,
     Round,
     Scenario,
     decode_action,
@@ -150,6 +152,56 @@ def test_slot_rewards_spelled_out_as_in_the_paper() -> None:
     wanted = s.reward.delivered * len(now) - s.reward.deviation * bracket
     found = slot_reward(s, normalised, before, after, result)
     assert math.isclose(float(found), s.reward.convergence * wanted, rel_tol=1e-5)
+
+
+def test_the_finished_are_paid_for_in_every_slot() -> None:
+    """From the slot on in which they finish; a round's pay is that weight a client and slot."""
+    s = scenario(clients=4, slots=30)
+    s = replace(s, reward=s.reward._replace(finished=0.25))
+    plain = replace(s, reward=s.reward._replace(finished=0.0))
+    round_ = random_round(s, 6, seed=2)
+    normalised, g = normalised_inner(round_.inner), torch.Generator().manual_seed(0)
+    progress, extra, waited = start_round(s, 6), torch.zeros(6), [0] * 6
+    for slot in range(s.slots):
+        choice = torch.randint(s.actions, (6, 4), generator=g)
+        after, result = play_slot(s, progress, slot_gain(round_, slot), decode_action(s, choice))
+        given = (normalised, progress, after, result)
+        extra += slot_reward(s, *given) - slot_reward(plain, *given)
+        for episode, left in enumerate(after.remaining_bits.tolist()):
+            waited[episode] += left.count(0.0)
+        progress = after
+    assert len({*waited}) > 1
+    torch.testing.assert_close(extra, 0.25 * torch.tensor(waited).float())
+
+
+def test_every_episode_may_have_weights_of_its_own() -> None:
+    s = scenario(clients=4)
+    weights = [RewardWeights(1.0, 2.0, 0.1, 0.02, 0.0), RewardWeights(0.5, 0.0, 0.3, 0.1, 0.4)]
+    each = RewardWeights(*(torch.tensor(column) for column in zip(*weights, strict=True)))
+    round_ = random_round(s, 2, seed=1)
+    before, after = Progress(torch.tensor([[9e4, 0.0, 9e4, 4e5]] * 2)), Progress(torch.zeros(2, 4))
+    action = decode_action(s, torch.full((2, 4), s.full_level))
+    _, result = play_slot(s, before, slot_gain(round_, 0), action)
+    given = (normalised_inner(round_.inner), before, after, result)
+    found = slot_reward(replace(s, reward=each), *given)
+    alone = [slot_reward(replace(s, reward=own), *given)[n] for n, own in enumerate(weights)]
+    torch.testing.assert_close(found, torch.stack(alone))
+
+
+def test_a_subband_or_silence() -> None:
+    """One action for each sub-band at full power, and one that is heard nowhere."""
+    s = replace(scenario(clients=4, bands=3), binary_power=True)
+    assert s.actions == 4
+    action = decode_action(s, torch.tensor([[0, 1, 2, 3]]))
+    assert action.band[0, :3].tolist() == [0, 1, 2]
+    assert action.level.tolist() == [[s.full_level] * 3 + [s.silent_level]]
+    hopping = decode_action(replace(s, hop_subbands=True), torch.tensor([[0, 1, 2, 3]]), 2)
+    assert hopping.band[0, :3].tolist() == [2, 0, 1]
+    assert torch.equal(hopping.level, action.level)
+    gain = torch.full((1, 4, 3), 100 * s.noise_w / s.full_power_w)
+    _, result = play_slot(s, start_round(s, 1), gain, action)
+    alone = s.bandwidth_hz * math.log2(101)
+    torch.testing.assert_close(result.rate_bps, torch.tensor([[alone, alone, alone, 0.0]]))
 
 
 def test_an_observation_number_by_number() -> None:

@@ -21,6 +21,7 @@ from fedfade.agents.trained import (
     ClientNetwork,
     QmixPolicy,
     agents_folder,
+    client_network,
     load_policy_checkpoint,
     load_shipped_policy,
     scope_of,

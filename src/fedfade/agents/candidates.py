@@ -4,8 +4,6 @@ The last weights of a training are a lottery; whoever is chosen must be chosen o
 neither trained on nor are tested on.
 """
 
-from itertools import product
-
 import torch
 from torch import Tensor
 
@@ -25,17 +23,20 @@ class Audition:
     """Rounds to try the agents of one training on; all candidates meet the same."""
 
     def __init__(self, config: Config, payload_bits: float, device: torch.device) -> None:
-        fields = {"learning.payload_bits": payload_bits, "qmix.gradients": "synthetic"}
-        self._config = changed(config, fields)
+        # Fading that repeats in all cycles would be that of the training.
+        fields = {"qmix.gradients": "synthetic", "run.repeat_fading": False}
+        self._config = changed(config, {"learning.payload_bits": payload_bits} | fields)
         source = uplink.gradient_source(self._config, device)
-        rounds = uplink.Rounds(self._config, source, 1, [config.run.seed], device)
-        self._scenario = rounds.scenario
         count, last = config.qmix.candidate_rounds, config.run.rounds
+        tasks = uplink.layout_seeds(config.run.seed, config.qmix.layouts)[:count]
+        own = [uplink.Rounds(self._config, source, 1, [task], device) for task in tasks]
+        self._scenario = own[0].scenario
         cycles = min(_CYCLES, count)
         each = -(-count // cycles)  # rounds of a cycle, spread over it
-        numbers = [last * n // each for n in range(each)]
-        places = [(_FIRST_CYCLE + c) * last + n for c, n in product(range(cycles), numbers)]
-        found = [rounds.round(place * config.run.episodes_per_round) for place in places[:count]]
+        found = []
+        for cycle, n, task in sorted((i % cycles, i // cycles, i % len(own)) for i in range(count)):
+            place = (_FIRST_CYCLE + cycle) * last + last * n // each
+            found.append(own[task].round(place * config.run.episodes_per_round))
         self._round = uplink.Round(*map(torch.cat, zip(*found, strict=True)))
         self._keys = streams(range(len(found)), "candidates", device=device)
 

@@ -31,12 +31,11 @@ FORMAT = "fedfade qmix checkpoint"
 VERSION = 2
 INDEX = "checkpoint.json"
 
-# Agents shipped with the package observe what they were trained on, whatever others observe.
-_OBSERVED = ("allocation.observe", "allocation.hide", "allocation.csi_delay_slots")
-# Agents act in another scenario only where what they see and do means the same there.
+# Agents act in another scenario only where what they do means the same there. What they observe
+# they bring along.
 _BANDS = ("radio.subbands", "radio.bandwidth_hz", "radio.power_levels_dbm")
 _SIZES = ("learning.clients", "learning.payload_bits", "radio.slots", "radio.slot_s")
-_MEANING = (*_SIZES, *_BANDS, *_OBSERVED)
+_MEANING = (*_SIZES, *_BANDS)
 # What may change between a training and its continuation.
 _FREE_RUN = ("run.device", "run.seeds", "run.evaluate_every", "run.checkpoint_s")
 _FREE = (*_FREE_RUN, "learning.data_dir", "allocation.policies", "qmix.episodes")
@@ -138,12 +137,12 @@ def check_same_training(checkpoint: Checkpoint, config: Config) -> None:
     _refuse(checkpoint, config, differences(checkpoint.config, config, _FREE))
 
 
-def check_same_meaning(
-    checkpoint: Checkpoint, config: Config, own_observation: bool = False
-) -> None:
-    """Agents must meet observations and actions that mean what they meant in training."""
-    found = differences(checkpoint.config, config, _OBSERVED if own_observation else ())
-    _refuse(checkpoint, config, [field for field in found if field in _MEANING])
+def check_same_meaning(checkpoint: Checkpoint, config: Config) -> None:
+    """Agents must meet sizes and actions that mean what they meant in training, unless they are
+    for any."""
+    found = differences(checkpoint.config, config)
+    meaning = () if checkpoint.config.qmix.network == "set" else _MEANING
+    _refuse(checkpoint, config, [field for field in found if field in meaning])
 
 
 def _refuse(checkpoint: Checkpoint, config: Config, fields: Sequence[str]) -> None:

@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
 from fedfade.agents.checkpoint import load_checkpoint
+from fedfade.agents.networks import StackedLinear
+from fedfade.agents.sets import REACH, SetNetworks
 from fedfade.agents.trained import ClientNetwork, load_agents
 from fedfade.config import Config
 from fedfade.errors import UserError
@@ -59,12 +63,17 @@ def export_agents(folder: Path, out: Path) -> list[Path]:
     agents = load_agents(checkpoint)
     written = []
     for client in range(agents.agents):
-        model = onnx.parser.parse_model(onnx_text(network := ClientNetwork(agents, client)))
-        arrays = {f"weight{n}": weight for n, weight in enumerate(network.weights)}
-        arrays |= {f"bias{n}": bias for n, bias in enumerate(network.biases)}
-        arrays |= {} if network.skip is None else {"skip": network.skip}
+        if isinstance(agents, SetNetworks):
+            lines, arrays = (graph := set_graph(agents)).lines, graph.arrays
+        else:
+            lines = onnx_lines(network := ClientNetwork(agents, client))
+            arrays = {f"weight{n}": weight for n, weight in enumerate(network.weights)}
+            arrays |= {f"bias{n}": bias for n, bias in enumerate(network.biases)}
+            arrays |= {} if network.skip is None else {"skip": network.skip}
+        choose = "action = ArgMax <axis = 1, keepdims = 0> (values) }"
+        model = onnx.parser.parse_model("\n".join([*lines, choose]))
         for name, tensor in arrays.items():
-            array = np.ascontiguousarray(tensor.numpy())
+            array = np.asarray(tensor.numpy(), order="C")  # a scalar stays one
             model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
         onnx.checker.check_model(model)
         written.append(out / f"client-{client}.onnx")
@@ -74,12 +83,9 @@ def export_agents(folder: Path, out: Path) -> list[Path]:
     return written
 
 
-def onnx_text(network: ClientNetwork) -> str:
-    """The network in ONNX's own language: observation -> action and values of all actions."""
-    width, actions = network.weights[0].shape[0], network.weights[-1].shape[1]
-    head = f'<ir_version: {IR_VERSION}, opset_import: ["" : {OPSET}], producer_name: "fedfade">'
-    out = f"int64[batch] action, float[batch, {actions}] values"
-    lines = [head, f"client (float[batch, {width}] observation) => ({out}) {{"]
+def onnx_lines(network: ClientNetwork) -> list[str]:
+    """The network in ONNX's own language: observation -> values of all actions."""
+    lines = _head(network.weights[0].shape[0], network.weights[-1].shape[1])
     last, x = len(network.weights) - 1, "observation"
     for layer in range(last):
         lines.append(f"sum{layer} = Gemm({x}, weight{layer}, bias{layer})")
@@ -89,7 +95,88 @@ def onnx_text(network: ClientNetwork) -> str:
     lines.append(f"{learned} = Gemm({x}, weight{last}, bias{last})")
     if network.skip is not None:
         lines.append(f"values = Gemm(observation, skip, {learned})")
-    return "\n".join([*lines, "action = ArgMax <axis = 1, keepdims = 0> (values)", "}"])
+    return lines
+
+
+def _head(width: int, actions: int) -> list[str]:
+    head = f'<ir_version: {IR_VERSION}, opset_import: ["" : {OPSET}], producer_name: "fedfade">'
+    out = f"int64[batch] action, float[batch, {actions}] values"
+    return [head, f"client (float[batch, {width}] observation) => ({out}) {{"]
+
+
+class _Graph:
+    """A graph in ONNX's own language, written operation by operation, and the arrays it names."""
+
+    def __init__(self, width: int, actions: int) -> None:
+        self.lines, self.arrays = _head(width, actions), dict[str, Tensor]()
+
+    def __call__(self, op: str, *inputs: str | Tensor, options: str = "", out: str = "") -> str:
+        """One operation; the name of what comes out."""
+        names = [x if isinstance(x, str) else self._array(x) for x in inputs]
+        out = out or f"x{len(self.lines)}"
+        self.lines.append(f"{out} = {op} {options} ({', '.join(names)})")
+        return out
+
+    def _array(self, tensor: Tensor) -> str:
+        self.arrays[name := f"array{len(self.arrays)}"] = tensor
+        return name
+
+    def stack(self, *columns: str) -> str:
+        tall = (self("Unsqueeze", column, torch.tensor([2])) for column in columns)
+        return self("Concat", *tall, options="<axis = 2>")
+
+    def beside(self, *parts: str, out: str = "") -> str:
+        return self("Concat", *parts, options="<axis = 1>", out=out)
+
+    def layer(self, x: str, layer: nn.Module, relu: bool = False) -> str:
+        assert isinstance(layer, StackedLinear)
+        x = self("Add", self("MatMul", x, layer.weight[0]), layer.bias[0, 0])
+        return self("Relu", x) if relu else x
+
+
+def set_graph(agents: SetNetworks) -> _Graph:
+    """A network over the set of clients, of one size: `tokens`, `pool` and its layers."""
+    clients, bands = agents.agents, agents.sizes[-1] - 1
+    do, one, count = _Graph(agents.width, bands + 1), torch.tensor([1]), torch.tensor([1.0 * bands])
+    columns = torch.tensor([clients, clients, 1, clients, agents.width - 3 * clients - 1])
+    me, need, before, work, rest = (parts := "me, need, before, work, rest").split(", ")
+    do("Split", "observation", columns, options="<axis = 1>", out=parts)
+
+    def near(x: str) -> str:
+        return do("Clip", x, torch.tensor(-REACH), torch.tensor(REACH))
+
+    passed = do("CumSum", me, torch.tensor(1))
+    sides = do("Sub", torch.ones(1), passed), do("Sub", passed, me)
+    rank, mine = do("ReduceSum", sides[0], one), do("ReduceSum", do("Mul", me, need), one)
+    nothing, start = do("Sub", rank, rank), do("Mul", before, count)
+    stop, turn = do("Add", start, mine), do("Floor", start)
+    apart = do("Sub", torch.arange(clients)[None].float(), rank)
+    later = near(do("Sub", do("Mul", work, count), start))
+    heard = do.stack(need, work, do("Sub", need, mine), later, do("Div", apart, count))
+    for layer in agents.listen:
+        heard = do.layer(heard, layer, relu=True)
+    pooled = []
+    for side in sides:
+        there = do("Mul", heard, do("Unsqueeze", side, torch.tensor([2])))
+        total = do("ReduceSum", there, one, options="<keepdims = 0>")
+        most = do("ReduceMax", there, options="<axes = [1], keepdims = 0>")
+        pooled += [do("Div", total, count), most]
+    place = [mine, before, do("Sub", start, turn), do("Sub", stop, turn), do("Div", rank, count)]
+    place += [do("Add", nothing, torch.tensor([clients / bands]))]
+    place += [do("Gather", work, torch.tensor([clients - 1]), options="<axis = 1>")]
+    x = do.beside(own := do.beside(rest, *place), *pooled)
+    for layer in agents.body:
+        x = do.layer(x, layer, relu=True)
+    band = torch.arange(bands)[None].float()
+    alike = do("Equal", do("Mod", rank, count, options="<fmod = 1>"), band)
+    seen = [near(do("Sub", start, band)), near(do("Sub", stop, band))]
+    seen += [do("Cast", alike, options="<to = 1>"), do("Add", nothing, band / bands)]
+    mine_there = do("Unsqueeze", do.layer(do.beside(x, own), agents.own_side), one)
+    met = do("Relu", do("Add", mine_there, do.layer(do.stack(*seen), agents.band_side)))
+    more = do("Squeeze", do.layer(met, agents.score), torch.tensor([2]))
+    silent = do.layer(x, agents.silence)
+    do.beside(do("Add", silent, more), silent, out="values")
+    return do
 
 
 def decision_us(path: Path, repeats: int = 2000) -> float | None:

@@ -19,10 +19,12 @@ class KeptAgents:
         # Of the best; -1: none was tried yet.
         self.score = torch.full((flat.runs,), -1.0, device=flat.values.device)
 
-    def update(self) -> None:
-        """After a step of the optimiser."""
+    def update(self, updates: Tensor) -> None:
+        """After a step of the optimiser, of which there were `updates` [] before."""
         if self._average is not None:
-            self._average.lerp_(self._flat.values, 1.0 - self._factor)
+            # At first the mean is over the last tenth, or it would remember the initial weights.
+            weight = (10.0 / (updates + 10.0)).clamp(min=1.0 - self._factor)
+            self._average.lerp_(self._flat.values, weight)
 
     def of(self, run: int) -> dict[str, Tensor]:
         """The networks of one run that are kept: all that execution needs."""

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedfade.agents.kept import KeptAgents
-from fedfade.agents.networks import AgentNetworks, make_agents, make_mixer
+from fedfade.agents.networks import AgentNetworks, make_mixer
 from fedfade.agents.optimisers import Flat, Optimiser, clip
+from fedfade.agents.sets import make_agents
 from fedfade.agents.transitions import Batch
 from fedfade.config import QmixConfig
 from fedfade.graphs import SideStream, fused
@@ -108,7 +109,8 @@ class Learner:
         reward = batch.reward
         if self._standardise is not None:
             deviation, mean = torch.std_mean(reward, -1, keepdim=True)
-            standard = (reward - mean) / (deviation + 1e-5)
+            # One transition deviates by nothing.
+            standard = (reward - mean) / (deviation.nan_to_num() + 1e-5)
             reward = torch.where(self._standardise[:, None] > 0, standard, reward)
         return reward[:, None] + batch.discount[:, None] * following
 
@@ -139,7 +141,7 @@ class Learner:
             clip(self._online, self._longest)
         for optimiser in self._optimisers:
             optimiser.step(self.updates)
-        self.kept.update()
+        self.kept.update(self.updates)
         self.updates += 1
         return loss.detach(), total
 

@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedfade.agents.kept import KeptAgents
-from fedfade.agents.networks import Generators, StackedLinear, Tensors, make_agents
+from fedfade.agents.networks import Generators, StackedLinear, Tensors
 from fedfade.agents.optimisers import Flat, adam_step, clip
+from fedfade.agents.sets import make_agents
 from fedfade.config import QmixConfig
 from fedfade.graphs import SideStream, fused
 from fedfade.randomness import fold, streams, torch_generator, uniform
@@ -274,7 +275,7 @@ class MappoLearner:
             moments = (self._mean[place], self._square[place])
             options = (rate * left, self.updates)
             adam_step(flat.values, flat.gradient, *moments, *options, epsilon=EPSILON)
-        self.kept.update()
+        self.kept.update(self.updates - 1)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that learning changes, by name."""
@@ -284,7 +285,7 @@ class MappoLearner:
     def take(self, run: int) -> dict[str, Tensor]:
         """What an exact continuation of one run needs, as if it had been trained alone."""
         found = {name: flat.take(tensor, run) for name, (flat, tensor) in self._parts().items()}
-        return found | {"returns": self._returns[run], "steps": self.updates}
+        return found | {"returns": self._returns[run], "steps": self.updates.clone()}
 
     def put(self, run: int, found: dict[str, Tensor]) -> None:
         """The reverse of `take`."""

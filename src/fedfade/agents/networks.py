@@ -326,19 +326,6 @@ def make_mixer(
     return RankedMixer(mixer, agents) if ranked else mixer
 
 
-def make_agents(
-    config: QmixConfig,
-    agents: int,
-    width: int,
-    actions: int,
-    generators: Generators,
-    preference: tuple[Tensor, Tensor] | None = None,
-) -> AgentNetworks:
-    """The agent networks a config describes."""
-    options = (config.share_parameters, config.dueling, preference, config.client_id)
-    return AgentNetworks(agents, width, config.hidden, actions, generators, *options)
-
-
 def _initial(shape: Sequence[int], fan_in: int, generators: Generators) -> Tensor:
     """Weights as torch.nn.Linear has them, a block of `shape` from the generator of each run:
     [run x shape[0], ...]."""

@@ -69,7 +69,7 @@ def train_together(
     checkpoint_s: float | None = None,
 ) -> Trainer:
     """Several trainings in one program (see `programs`), each into a folder that looks as if it had
-    been trained alone."""
+    been trained alone. Those that diverge are told of when the others are at their end."""
     _refuse_comparisons(folders)
     everyone = [_Run(config, folder) for config, folder in zip(configs, folders, strict=True)]
     settings = configs[0].run
@@ -78,7 +78,8 @@ def train_together(
         stack.enter_context(matrix_products(settings.precision))
         for run in everyone:
             stack.enter_context(folder_lock(run.folder))
-        while True:
+        lost: list[Diverged] = []
+        while everyone:
             group, until = _next_group(everyone)
             trainer = Trainer([run.config for run in group], pick_device(settings.device))
             for run in group:
@@ -87,9 +88,16 @@ def train_together(
             # A run once trained for longer than is asked now stays ahead of the others.
             last = trainer.batches if until is None else min(until, trainer.batches)
             if trainer.batch < last:
-                _play_to(trainer, group, last, on_report, checkpoint_s)
+                try:
+                    _play_to(trainer, group, last, on_report, checkpoint_s)
+                except Diverged as error:
+                    lost.append(error)
+                    everyone = [run for run in everyone if run.folder not in error.folders]
             if until is None or until > last:
-                return trainer
+                break
+    if lost:
+        raise Diverged(str(lost[0]), [folder for error in lost for folder in error.folders])
+    return trainer
 
 
 def _refuse_comparisons(folders: Sequence[Path]) -> None:
@@ -182,10 +190,10 @@ def _play_to(
                 if stop or time.perf_counter() - saved >= checkpoint_s:
                     _save_all(trainer, group)
                     saved = time.perf_counter()
-    if trainer.lost:
-        raise _about(trainer.lost, group)
     if asked():
         raise KeyboardInterrupt
+    if trainer.lost:
+        raise _about(trainer.lost, group)
 
 
 def _save_all(trainer: Trainer, group: list[_Run]) -> None:

@@ -1,5 +1,6 @@
 """Trained agents as an allocation policy: each acts on its own observation alone."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from importlib import resources
@@ -17,9 +18,10 @@ from fedfade.agents.checkpoint import (
     has_checkpoint,
     load_checkpoint,
 )
-from fedfade.agents.networks import AgentNetworks, make_agents
+from fedfade.agents.networks import AgentNetworks
+from fedfade.agents.sets import SetNetworks, make_agents
 from fedfade.allocation import Action, Observed, Policy, Scope, View
-from fedfade.config import Config
+from fedfade.config import Config, changed
 from fedfade.errors import UserError, not_allowed
 
 
@@ -98,6 +100,14 @@ class ClientNetwork(nn.Module):
         return values if self.skip is None else values + observation @ self.skip
 
 
+def client_network(agents: AgentNetworks, client: int) -> Callable[[Tensor], Tensor]:
+    """What one client carries of trained agents: observation [batch, width] to action values. A
+    network over the set of clients is the same for all; what is observed tells it who it is."""
+    if isinstance(agents, SetNetworks):
+        return lambda observation: agents(observation[None])[0]
+    return ClientNetwork(agents, client)
+
+
 def agents_for(config: Config) -> AgentNetworks:
     """Agent networks of the sizes a configuration asks for."""
     qmix, scenario = config.qmix, uplink.scenario_from_config(config, 1.0)
@@ -107,26 +117,37 @@ def agents_for(config: Config) -> AgentNetworks:
     return agents.requires_grad_(False)
 
 
-def load_agents(checkpoint: Checkpoint) -> AgentNetworks:
-    """The agent networks of a checkpoint."""
-    agents = agents_for(checkpoint.config)
+def load_agents(checkpoint: Checkpoint, config: Config | None = None) -> AgentNetworks:
+    """The agent networks of a checkpoint, or those of another size for `config`."""
+    agents = agents_for(config or checkpoint.config)
     found = checkpoint.tensors("agents")
     check_shapes(checkpoint.folder, found, agents.state_dict())
     agents.load_state_dict(found)
     return agents
 
 
-def load_policy_checkpoint(
-    folder: Path | str, config: Config, own_observation: bool = False
-) -> Policy:
+def load_policy_checkpoint(folder: Path | str, config: Config) -> Policy:
     """The trained agents in a folder of `fedfade train`, for the scenario of `config`.
 
-    Refused when what agents see or do means something else there than in training; with
-    `own_observation` they see what they were trained on, whatever `config` says.
+    They observe what they were trained on, whatever `config` says. Refused where what they do
+    means something else than in training.
     """
     checkpoint = load_checkpoint(Path(folder))
-    check_same_meaning(checkpoint, config, own_observation)
-    return QmixPolicy(load_agents(checkpoint), checkpoint.config)
+    check_same_meaning(checkpoint, config)
+    own = _fitted(checkpoint.config, config)
+    return QmixPolicy(load_agents(checkpoint, own), own)
+
+
+def _fitted(trained: Config, config: Config) -> Config:
+    """How agents act in a scenario: as they were trained to, and if they are for any size, in its
+    size; they decide as often a round."""
+    if trained.qmix.network != "set":
+        return trained
+    hold = round(trained.qmix.hold_slots * config.radio.slots / trained.radio.slots)
+    seen = trained.allocation
+    fields = {"qmix": trained.qmix.model_dump() | {"hold_slots": max(1, hold)}}
+    fields |= {f"allocation.{name}": getattr(seen, name) for name in Observed._fields}
+    return changed(config, fields)
 
 
 def trained_agents(config: Config) -> dict[str, Path]:
@@ -169,7 +190,7 @@ def shipped_policies_for(config: Config) -> list[str]:
     fitting = []
     for name in shipped_policies():
         with suppress(UserError):
-            check_same_meaning(load_checkpoint(_shelf() / name), config, own_observation=True)
+            check_same_meaning(load_checkpoint(_shelf() / name), config)
             fitting.append(name)
     return fitting
 
@@ -186,4 +207,4 @@ def agents_folder(folder: Path) -> Path:
 
 def load_shipped_policy(name: str, config: Config) -> Policy:
     """Trained agents that come with the package, for the scenario of `config`."""
-    return load_policy_checkpoint(_shelf() / name, config, own_observation=True)
+    return load_policy_checkpoint(_shelf() / name, config)

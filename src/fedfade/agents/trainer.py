@@ -18,7 +18,7 @@ do alone. They may have different seeds, and differ in whatever `OWN` names.
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +31,7 @@ from fedfade.agents.learner import Learner
 from fedfade.agents.mappo import EpisodeMemory, MappoLearner
 from fedfade.agents.networks import padded
 from fedfade.agents.rollout import Rollout
+from fedfade.agents.sets import SetNetworks
 from fedfade.agents.transitions import ReplayMemory
 from fedfade.config import Config, changed, differences
 from fedfade.device import one_thread
@@ -95,6 +96,14 @@ def diverged(what: str, episodes: int, which: str = "") -> Diverged:
     return Diverged(f"training{which} stopped at episode {episodes} {end}")
 
 
+class _Place(NamedTuple):
+    """Where batches of one size are played and remembered."""
+
+    rounds: uplink.ManyRounds
+    rollout: Rollout
+    memory: ReplayMemory | EpisodeMemory
+
+
 class Trainer:
     """QMIX agents learning on federated rounds: a run for each of several configurations, or for
     each of `seeds`, or one for `run.seed`.
@@ -116,26 +125,21 @@ class Trainer:
         if seeds is not None:
             configs = [changed(configs[0], {"run.seed": seed}) for seed in seeds]
         assert len(programs(configs)) == 1, "these cannot be trained side by side"
-        self.configs, self.config = configs, configs[0]
+        self.configs, self.config, self._device = configs, configs[0], device
         self.seeds = [config.run.seed for config in configs]
-        self.rounds = rounds = uplink.ManyRounds(configs, device)
-        self.scenario = scenario = rounds.scenario
-        qmix, episodes = self.config.qmix, rounds.episodes
+        qmix, options = self.config.qmix, [config.qmix for config in configs]
+        sizes = qmix.sizes or [[self.config.learning.clients, self.config.radio.subbands]]
+        self._places = [self._place(*size) for size in sizes]
+        scenario = self._places[0].rounds.scenario
         width, state = uplink.observation_width(scenario), uplink.state_width(scenario)
-        sizes = (scenario.clients, width, state, scenario.actions)
+        shape = (scenario.clients, width, state, scenario.actions)
         preference = uplink.plan_preference(scenario, qmix.trust)
-        options, decisions = [config.qmix for config in configs], scenario.decisions
-        shape = (episodes, scenario.clients, padded(width), state)
         self.learner: Learner | MappoLearner
-        self.memory: ReplayMemory | EpisodeMemory
         if qmix.algorithm == "mappo":
-            self.learner = MappoLearner(options, *sizes, self.seeds, device, preference)
-            self.memory = EpisodeMemory(decisions, *shape, len(configs), device)
+            self.learner = MappoLearner(options, *shape, self.seeds, device, preference)
         else:
-            self.learner = Learner(options, *sizes, self.seeds, device, preference)
-            kept = (qmix.replay_size, *shape, decisions, self.seeds, device)
-            self.memory = ReplayMemory(*kept, qmix.mask_finished)
-        self.rollout = Rollout(rounds, configs)
+            self.learner = Learner(options, *shape, self.seeds, device, preference)
+        self._recorded: dict[int, tuple[Work, Work]] = {}  # of each place
         self._gamma = torch.tensor([[own.gamma] for own in options], device=device)  # [run, 1]
         self._next: uplink.Round | None = None  # of the batch to come, made before the host waits
         self.batch = 0  # batches of episodes played
@@ -145,10 +149,39 @@ class Trainer:
         self._q = torch.zeros_like(self._loss)
         self.lost: dict[int, Diverged] = {}  # runs that diverged; the others go on
         self._auditions: list[Audition] = []  # one a run, made when the first is due
+        self._enter()
+
+    def _place(self, clients: int, bands: int) -> _Place:
+        """Cells with so many clients and sub-bands; all else is as the configurations say."""
+        size = {"learning.clients": clients, "radio.subbands": bands}
+        configs = [changed(config, size) for config in self.configs]
+        rounds = uplink.ManyRounds(configs, self._device)
+        scenario, qmix = rounds.scenario, self.config.qmix
+        width, state = uplink.observation_width(scenario), uplink.state_width(scenario)
+        shape = (rounds.episodes, clients, padded(width), state)
+        memory: ReplayMemory | EpisodeMemory
+        if qmix.algorithm == "mappo":
+            memory = EpisodeMemory(scenario.decisions, *shape, len(configs), self._device)
+        else:
+            kept = (qmix.replay_size, *shape, scenario.decisions, self.seeds, self._device)
+            memory = ReplayMemory(*kept, qmix.mask_finished)
+        return _Place(rounds, Rollout(rounds, configs), memory)
+
+    def _enter(self) -> None:
+        """Go to the place of the current batch."""
+        self.visit, self._here = divmod(self.batch, len(self._places))
+        self.rounds, self.rollout, self.memory = self._places[self._here]
+        self.scenario = scenario = self.rounds.scenario
+        if len(self._places) > 1 and isinstance(self.learner, Learner):
+            size = (scenario.clients, uplink.observation_width(scenario), scenario.actions)
+            for networks in (self.learner.agents, self.learner.target_agents):
+                assert isinstance(networks, SetNetworks)
+                networks.resize(*size)
 
     def play_batch(self) -> list[Report]:
         """Play one batch of parallel episodes, learning on the way; a report for each run."""
-        round_ = self.rounds.round(self.batch) if self._next is None else self._next
+        self._enter()
+        round_ = self.rounds.round(self.visit) if self._next is None else self._next
         epsilon = self.epsilon()
         self.rollout.begin(round_, epsilon, self.batch, self.memory, self.payload())
         self._loss.zero_()
@@ -164,13 +197,16 @@ class Trainer:
             stored += self.rollout.episodes
             learned += self._learn_between(stored)
         learned += self._learn_after()
-        self.rounds.deliver(self.batch, self.rollout.delivered)
+        self.rounds.deliver(self.visit, self.rollout.delivered)
         self.batch += 1
         self.learned += learned
         self._choose()
         figures = self._figures()
         # Asked for before the host waits, so that the device does not wait for the host.
-        self._next = self.rounds.round(self.batch) if self.batch < self.batches else None
+        self._next = None
+        if self.batch < self.batches:
+            visit, there = divmod(self.batch, len(self._places))
+            self._next = self._places[there].rounds.round(visit)
         return self._reports(figures, learned, epsilon)
 
     def _prepare_updates(self, learner: Learner) -> None:
@@ -188,7 +224,8 @@ class Trainer:
         # Before the first update: a batch of transitions, and n steps to look ahead.
         ready_at = qmix.batch_size + (qmix.n_step - 1) * self.rollout.episodes
         due = stored // qmix.update_every - before // qmix.update_every
-        due = due if stored >= ready_at else 0
+        elsewhere = (self.batch - self.visit) * self.scenario.decisions * self.rollout.episodes
+        due = due if stored - elsewhere >= ready_at else 0
         for _ in range(due):
             self.update()
         intervals = [own.qmix.target_every for own in self.configs]
@@ -202,6 +239,11 @@ class Trainer:
         if not isinstance(self.learner, MappoLearner):
             return 0
         self.update()
+        return self._policy_steps
+
+    @property
+    def _policy_steps(self) -> int:
+        """Steps of policy gradients on a batch of episodes."""
         return self.config.qmix.mappo.epochs * self.config.qmix.mappo.minibatches
 
     @property
@@ -249,19 +291,22 @@ class Trainer:
         stored = self.scenario.decisions * self.rollout.episodes
         return max(WARM_UP, -(-stored // self.config.qmix.update_every))
 
-    @cached_property
+    @property
     def recorded(self) -> tuple[Work, Work]:
         """Decision and update as they run on this device; needs a round begun.
 
         A slot is some sixty small operations and an update some hundred and fifty. On a GPU
         their launches cost more than their work, so both are recorded once and replayed.
         """
-        learner = [*self.learner.tensors().values(), self.learner.updates]
-        remembered = [*learner, *self.memory.tensors()]
-        changed = [*remembered, *self.rollout.tensors(), self._loss, self._q]
-        device = self.scenario.device
-        step = partial(self.rollout.step, self.learner.agents, self.memory)
-        return record(step, changed, device), record(self._update, changed, device)
+        if self._here not in self._recorded:
+            learner = [*self.learner.tensors().values(), self.learner.updates]
+            remembered = [*learner, *self.memory.tensors()]
+            changed = [*remembered, *self.rollout.tensors(), self._loss, self._q]
+            device = self.scenario.device
+            step = partial(self.rollout.step, self.learner.agents, self.memory)
+            works = record(step, changed, device), record(self._update, changed, device)
+            self._recorded[self._here] = works
+        return self._recorded[self._here]
 
     def _threads(self) -> AbstractContextManager[None]:
         """A slot step takes one thread of a CPU, its operations being so small."""
@@ -279,7 +324,8 @@ class Trainer:
     def _update(self) -> None:
         if isinstance(self.learner, MappoLearner):
             assert isinstance(self.memory, EpisodeMemory)
-            loss, q = self.learner.update(self.memory, self._done)
+            figures = self.learner.update(self.memory, self._done)  # means over the steps
+            loss, q = (self._policy_steps * figure for figure in figures)
         else:
             n_step = self.config.qmix.n_step
             sample = self.replay.sample(self.learner.updates, self._gamma, n_step)
@@ -290,7 +336,7 @@ class Trainer:
     def _figures(self) -> Tensor:
         """Reward, uploads, summed loss and Q, accuracy: [run, figure]."""
         uploads = self.rollout.delivered.sum(-1).float().mean(-1)
-        _, number, part = self.rounds.place(self.batch)
+        _, number, part = self.rounds.place(self.batch // len(self._places))
         tested = part == 0 and number % self.config.qmix.evaluate_every == 0
         accuracy = self.rounds.accuracy() if tested else None
         if accuracy is None:
@@ -316,9 +362,10 @@ class Trainer:
 
     def snapshot(self, run: int = 0) -> dict[str, Tensor]:
         """Everything a continuation of a run needs, as if it had been trained alone."""
-        found = {f"gradients/{name}": t for name, t in self.rounds.take(run).items()}
-        found |= {f"learner/{name}": t for name, t in self.learner.take(run).items()}
-        found |= {f"replay/{name}": t for name, t in self.memory.take(run).items()}
+        found = {f"learner/{name}": t for name, t in self.learner.take(run).items()}
+        for n, (rounds, _, memory) in enumerate(self._places):
+            found |= {f"gradients{n or ''}/{name}": t for name, t in rounds.take(run).items()}
+            found |= {f"replay{n or ''}/{name}": t for name, t in memory.take(run).items()}
         if self.config.qmix.candidates > 1:
             found["score"] = self.learner.kept.score[run]
         return found | {"updates": self.learner.updates}
@@ -331,9 +378,11 @@ class Trainer:
 
         for run, found in enumerate(snapshots):
             self.learner.put(run, below("learner/", found))
-            self.memory.put(run, below("replay/", found))
+            for n, place in enumerate(self._places):
+                place.memory.put(run, below(f"replay{n or ''}/", found))
             self.learner.updates.copy_(found["updates"])
             if "score" in found:
                 self.learner.kept.score[run] = found["score"]
-        self.rounds.restore([below("gradients/", found) for found in snapshots])
+        for n, place in enumerate(self._places):
+            place.rounds.restore([below(f"gradients{n or ''}/", found) for found in snapshots])
         self.batch, self.learned, self._next = batch, int(self.learner.updates), None

@@ -61,7 +61,8 @@ def train(
         options.say(f"already finished: {out}")
     curves = [saved_curve(folder) for folder in folders]
     clients = config.learning.clients
-    title = f"{MIXER_NAMES[config.qmix.mixer]} on {Path(preset).stem}"
+    trained = "MAPPO" if config.qmix.algorithm == "mappo" else MIXER_NAMES[config.qmix.mixer]
+    title = f"{trained} on {Path(preset).stem}"
     for folder, curve in zip(folders, curves, strict=True):
         last = curve[-max(1, len(curve) // 20) :]
         uploads = sum(report.uploads for report in last) / len(last)

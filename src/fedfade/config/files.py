@@ -27,6 +27,7 @@ _ADDED = """
     qmix.hop_subbands qmix.power qmix.optimiser qmix.final_rate qmix.rmsprop_decay
     qmix.rmsprop_epsilon qmix.clip_gradient qmix.loss qmix.standardise_rewards qmix.mask_finished
     qmix.average_weights qmix.candidates qmix.candidate_rounds qmix.layouts qmix.gain_spread_db
+    qmix.network qmix.sizes
 """  # fields whose default is what was done before them
 _OTHERWISE = {"learning.previous_update": "last"}
 

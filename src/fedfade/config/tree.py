@@ -290,6 +290,11 @@ class MappoConfig(_Branch):
     max_grad_norm: Rate = _is(10.0, "longer gradients are cut to this length")
 
 
+_OF_SETS: dict[str, object] = {"share_parameters": True, "client_id": False, "power": "binary"}
+_OF_SETS |= {"dueling": False, "trust": 0.0}  # what a network over the set of clients goes with
+_OF_ANY_SIZE = {"remaining", "slots_left", "deviation", "round", "time_to_finish", "slack"}
+
+
 class QmixConfig(_Branch):
     """Training of the agents (paper: table II)."""
 
@@ -302,6 +307,16 @@ class QmixConfig(_Branch):
     state: Literal["client", "order"] = _is(
         "client",
         "the mixer's and critic's state: clients by number, or shortest expected time first",
+    )
+    network: Literal["mlp", "set"] = _is(
+        "mlp",
+        "an agent's network: layers as wide as the scenario is large, or one over the set of "
+        "clients that fits any number of clients and sub-bands",
+    )
+    sizes: list[list[Count]] = _is(
+        [],
+        "network set: [clients, sub-bands] to train on, batch by batch in turn; none: "
+        "learning.clients and radio.subbands",
     )
     share_parameters: bool = _is(False, "one network for all agents, told apart by an agent id")
     client_id: bool = _is(
@@ -360,8 +375,10 @@ class QmixConfig(_Branch):
     power: Literal["levels", "binary"] = _is(
         "levels", "an agent chooses a sub-band and any power level, or a sub-band or silence"
     )
-    dueling: bool = _is(False, "outputs for a slot's value and what actions add; all start at 0")
-    n_step: Whole = _is(1, "slots of reward summed before bootstrapping", ge=1, le=100_000)
+    dueling: bool = _is(False, "outputs for a state's value and what actions add; all start at 0")
+    n_step: Whole = _is(
+        1, "decisions whose rewards are summed before bootstrapping", ge=1, le=100_000
+    )
     replay_size: Count = _is(10_000, "transitions kept")
     batch_size: Count = _is(512, "transitions in an update")
     update_every: Count = _is(30, "transitions stored between two updates")
@@ -405,6 +422,16 @@ class QmixConfig(_Branch):
             yield "qmix.layouts", self.layouts, dealt
         if not (self.client_id or self.share_parameters):
             yield "qmix.client_id", False, "true unless qmix.share_parameters is true"
+        for field, wanted in _OF_SETS.items() if self.network == "set" else ():
+            if (value := getattr(self, field)) != wanted:
+                yield f"qmix.{field}", value, f"{wanted!r} where qmix.network is 'set'"
+        summed = self.algorithm == "qmix" and self.mixer in ("vdn", "independent")
+        if self.sizes and not (self.network == "set" and summed):
+            fits = "[] unless qmix.network is 'set' and qmix.mixer is 'vdn' or 'independent'"
+            yield "qmix.sizes", self.sizes, fits
+        if any(len(size) != 2 or size[0] > 1000 or size[1] > 64 for size in self.sizes):
+            fits = "a list of [clients, sub-bands], at most 1000 and 64"
+            yield "qmix.sizes", self.sizes, fits
         if self.algorithm == "mappo" and self.parallel_episodes % self.mappo.minibatches:
             fits = f"a divisor of qmix.parallel_episodes = {self.parallel_episodes}"
             yield "qmix.mappo.minibatches", self.mappo.minibatches, fits
@@ -456,6 +483,10 @@ class Config(_Branch):
     def _faults(self) -> _Faults:
         if self.qmix.trust and "reservation" not in self.allocation.observe:
             yield "qmix.trust", self.qmix.trust, "0 unless allocation.observe has 'reservation'"
+        first, *rest = seen = self.allocation.observe
+        if self.qmix.network == "set" and not (first == "order" and _OF_ANY_SIZE.issuperset(rest)):
+            fits = f"order, then some of {', '.join(sorted(_OF_ANY_SIZE))}, where qmix.network is"
+            yield "allocation.observe", seen, f"{fits} 'set'"
         if self.qmix.hold_slots > self.radio.slots:
             allowed = f"at most radio.slots = {self.radio.slots}"
             yield "qmix.hold_slots", self.qmix.hold_slots, allowed

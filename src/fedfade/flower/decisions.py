@@ -57,7 +57,7 @@ class OneAgent:
         self.gradient_aware = policy.gradient_aware
         self.hold_slots, self.hop_subbands = policy.hold_slots, policy.hop_subbands
         self.binary_power = policy.binary_power
-        self._client, self._network = client, agents.ClientNetwork(policy.agents, client)
+        self._client, self._network = client, agents.client_network(policy.agents, client)
 
     def begin(self, view: View) -> None: ...
 

@@ -99,7 +99,7 @@ class GammaFading(IndependentFading):
     """Every slot and sub-band fades for itself, as the mean of two exponential variables.
 
     That is the gamma distribution of shape 2, to which a sub-band average of the clustered channel
-    comes near; without its memory, but a hundred times cheaper: to train on.
+    comes near; without its memory, but twenty times cheaper: to train on.
     """
 
     def draw(self, keys: Tensor, at: LargeScale) -> Tensor:

@@ -16,7 +16,7 @@ from fedfade.uplink.observation import (
 from fedfade.uplink.parallel import env, parallel_env, uplink_config
 from fedfade.uplink.parts import Part, load_part
 from fedfade.uplink.reward import normalised_inner, round_reward, slot_reward
-from fedfade.uplink.rounds import ManyRounds, Rounds
+from fedfade.uplink.rounds import ManyRounds, Rounds, layout_seeds
 from fedfade.uplink.slot import (
     Action,
     Progress,

@@ -1,0 +1,292 @@
+"""Networks over the set of clients: whatever the numbers, the same weights."""
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor
+
+from fedfade.agents import (
+    QmixPolicy,
+    Trainer,
+    check_same_training,
+    client_network,
+    load_checkpoint,
+    load_policy_checkpoint,
+    train,
+)
+from fedfade.agents.export import export_agents
+from fedfade.agents.sets import SetNetworks
+from fedfade.agents.trained import agents_for
+from fedfade.allocation import load_policy, play_round
+from fedfade.config import Config, load_config
+from fedfade.errors import UserError
+from fedfade.uplink import (
+    Progress,
+    Round,
+    Rounds,
+    Scenario,
+    gradient_source,
+    observation_width,
+    observe,
+    scenario_from_config,
+)
+
+SHORT = [
+    "radio.source=gamma",
+    "radio.slots=20",
+    "learning.payload_bits=794637",  # a round is as long for it as the paper's is for the whole
+    "cell.mobility=redraw",
+    "qmix.network=set",
+    "qmix.mixer=vdn",
+    "qmix.hold_slots=4",
+    "qmix.n_step=5",
+    "qmix.hidden=[32, 32]",
+    "qmix.parallel_episodes=50",
+    "qmix.layouts=50",
+    "qmix.batch_size=128",
+    "qmix.replay_size=10000",
+    "qmix.target_every=3200",
+    "qmix.average_weights=0.95",
+    "run.rounds=5",
+    "run.device=cpu",
+]
+
+
+def short(*more: str, clients: int = 4, bands: int = 2) -> Config:
+    size = [f"learning.clients={clients}", f"radio.subbands={bands}"]
+    return load_config("qmix-hold", [*SHORT, *size, *more])
+
+
+def some_rounds(config: Config, count: int) -> tuple[Scenario, Round]:
+    """Rounds of layouts that nobody trained on."""
+    rounds = Rounds(config, gradient_source(config), 1, range(10**6, 10**6 + count))
+    return rounds.scenario, rounds.round(0)
+
+
+def seen_by_all(config: Config, episodes: int = 6) -> tuple[SetNetworks, Tensor]:
+    """Networks for a scenario, and what everybody observes in slot 8: [client, episode, width]."""
+    torch.manual_seed(3)
+    networks = agents_for(config)
+    assert isinstance(networks, SetNetworks)
+    for parameter in networks.parameters():
+        parameter.data.normal_(std=0.3)
+    scenario, round_ = some_rounds(config, episodes)
+    left = scenario.payload_bits * torch.rand(episodes, scenario.clients)
+    return networks, observe(scenario, round_, Progress(left), 8).transpose(0, 1)
+
+
+def by_hand(networks: SetNetworks, x: list[float], clients: int, bands: int) -> list[float]:
+    """One agent's values from lists and loops."""
+
+    def layer(module: torch.nn.Module, x: list[float]) -> list[float]:
+        weight, bias = module.weight[0].tolist(), module.bias[0, 0].tolist()
+        return [
+            b + sum(v * row[o] for v, row in zip(x, weight, strict=True))
+            for o, b in enumerate(bias)
+        ]
+
+    def relu(x: list[float]) -> list[float]:
+        return [max(v, 0.0) for v in x]
+
+    rank = x[:clients].index(1.0)
+    need, work = x[clients : 2 * clients], x[2 * clients + 1 : 3 * clients + 1]
+    start = bands * x[2 * clients]
+    own = x[3 * clients + 1 : networks.width]
+    own += [need[rank], start / bands, start % 1, start % 1 + need[rank], rank / bands]
+    own += [clients / bands, work[-1]]
+    heard = []
+    for place in range(clients):
+        away = max(-2.0, min(2.0, bands * work[place] - start))
+        said = [need[place], work[place], need[place] - need[rank], away, (place - rank) / bands]
+        for module in networks.listen:
+            said = relu(layer(module, said))
+        heard.append(said)
+    pooled: list[float] = []
+    for side in (heard[:rank], heard[rank + 1 :]):
+        columns = list(zip(*side, strict=True)) or [(0.0,)] * len(heard[0])
+        pooled += [sum(column) / bands for column in columns]
+        pooled += [max(column) for column in columns]
+    z = own + pooled
+    for module in networks.body:
+        z = relu(layer(module, z))
+    (silent,) = layer(networks.silence, z)
+    values = []
+    for band in range(bands):
+        ends = [max(-2.0, min(2.0, end - band)) for end in (start, start + need[rank])]
+        token = [*ends, float(rank % bands == band), band / bands]
+        met = zip(layer(networks.own_side, z + own), layer(networks.band_side, token), strict=True)
+        values.append(silent + layer(networks.score, relu([a + b for a, b in met]))[0])
+    return [*values, silent]
+
+
+@pytest.mark.parametrize(("clients", "bands"), [(1, 1), (4, 2), (7, 3)])
+def test_values_are_those_of_plain_loops(clients: int, bands: int) -> None:
+    networks, seen = seen_by_all(short(clients=clients, bands=bands))
+    values = networks(seen)
+    for client in range(clients):
+        for episode in range(3):
+            row = seen[client, episode].tolist()
+            wanted = torch.tensor(by_hand(networks, row, clients, bands))
+            torch.testing.assert_close(values[client, episode], wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_the_same_weights_in_every_size() -> None:
+    """A network moved to another size is the one made for it."""
+    moved, _ = seen_by_all(short())
+    for clients, bands in ((7, 3), (30, 8), (2, 5)):
+        made, seen = seen_by_all(short(clients=clients, bands=bands))
+        made.load_state_dict(moved.state_dict())
+        moved.resize(clients, seen.shape[-1], bands + 1)
+        assert torch.equal(moved(seen), made(seen))
+        assert moved(seen).shape == (clients, 6, bands + 1)
+
+
+def test_clients_numbered_differently_do_the_same() -> None:
+    config = short(clients=7, bands=3)
+    networks, _ = seen_by_all(config)
+    scenario, round_ = some_rounds(config, 20)
+    left = scenario.payload_bits * torch.rand(20, 7)
+    new = torch.randperm(7, generator=torch.Generator().manual_seed(1))
+    renamed = round_._replace(alpha=round_.alpha[:, new], fading=round_.fading[:, :, new])
+    values, theirs = (
+        networks(observe(scenario, rounds, Progress(bits), 8).transpose(0, 1))
+        for rounds, bits in ((round_, left), (renamed, left[:, new]))
+    )
+    torch.testing.assert_close(values[new], theirs)
+
+
+def test_an_agent_goes_by_its_own_observation_alone() -> None:
+    networks, seen = seen_by_all(short(clients=7, bands=3))
+    values = networks(seen)
+    for client in range(7):
+        others = torch.randn(seen.shape)
+        others[client] = seen[client]
+        torch.testing.assert_close(networks(others)[client], values[client])
+        torch.testing.assert_close(client_network(networks, client)(seen[client]), values[client])
+    # room that makes rows start on 16 bytes is not read
+    room = torch.cat([seen, torch.randn(*seen.shape[:-1], 3)], dim=-1)
+    assert torch.equal(networks(room), values)
+
+
+def test_gradients_are_autograds() -> None:
+    """What `backward` writes, for runs side by side, is what each run has alone."""
+    generators = [torch.Generator().manual_seed(seed) for seed in (0, 1)]
+    both = SetNetworks(4, 18, [16, 8], 3, generators)
+    _, seen = seen_by_all(short())
+    seen = seen[..., :18].repeat(2, 1, 1)
+    choice, slope = torch.randint(0, 3, (8, 6)), torch.randn(8, 6)
+    both.backward(both.layers(seen), choice, slope, both.make_room(6), None)  # type: ignore[arg-type]
+    for run in range(2):
+        alone = SetNetworks(4, 18, [16, 8], 3, [torch.Generator().manual_seed(run)])
+        own = slice(4 * run, 4 * run + 4)
+        values = alone(seen[own]).gather(-1, choice[own, :, None])[..., 0]
+        (values * slope[own]).sum().backward()
+        for (name, mine), theirs in zip(alone.named_parameters(), both.parameters(), strict=True):
+            assert mine.grad is not None
+            assert theirs.grad is not None
+            torch.testing.assert_close(theirs.grad[run], mine.grad[0], msg=name)
+
+
+def test_trained_on_small_cells_agents_send_in_others_too(tmp_path: Path) -> None:
+    """Seconds of training on two sizes; then a third, more slots of half the length, and another
+    payload. They deliver far more than random clients do."""
+    sizes = ["qmix.sizes=[[3, 2], [4, 2]]", "qmix.episodes=8000", "qmix.epsilon_episodes=4000"]
+    sizes += ["qmix.update_every=32", "qmix.agent_rate=2e-3", "qmix.batch_size=64"]
+    trainer = train(short(*sizes), tmp_path)
+    assert trainer.learned > 500
+    longer = ["radio.slots=40", "radio.slot_s=0.001", "learning.payload_bits=600000"]
+    for config in (short(), short(*longer, clients=7, bands=3)):
+        policy = load_policy_checkpoint(tmp_path, config)
+        assert isinstance(policy, QmixPolicy)
+        assert policy.hold_slots * 5 == config.radio.slots  # as many decisions in a round
+        scenario, round_ = some_rounds(config, 200)
+        learned, chance = (
+            play_round(one, scenario, round_, torch.arange(200)).delivered.float().mean()
+            for one in (policy, load_policy("random"))
+        )
+        assert learned > 2 * chance, (learned, chance)
+
+
+def test_a_training_on_several_sizes_continues_exactly(tmp_path: Path) -> None:
+    sizes = ["qmix.sizes=[[3, 2], [5, 3]]", "qmix.batch_size=64", "qmix.final_rate=1"]
+    whole = train(short(*sizes, "qmix.episodes=400"), tmp_path / "whole")
+    train(short(*sizes, "qmix.episodes=250"), tmp_path / "parts")  # five batches: in mid-turn
+    parts = train(short(*sizes, "qmix.episodes=400"), tmp_path / "parts")
+    assert whole.learned == parts.learned > 0
+    for name, tensor in whole.snapshot().items():
+        assert torch.equal(tensor, parts.snapshot()[name]), name
+    assert {"replay/reward", "replay1/reward"} <= set(whole.snapshot())
+    check_same_training(load_checkpoint(tmp_path / "parts"), short(*sizes))
+
+
+def test_seeds_side_by_side_are_each_alone() -> None:
+    config = short("qmix.sizes=[[3, 2], [5, 3]]", "qmix.batch_size=64", "qmix.episodes=200")
+    both, alone = Trainer(config, seeds=[4, 5]), Trainer(config, seeds=[5])
+    for _ in range(4):
+        together, (mine,) = both.play_batch(), alone.play_batch()
+        np.testing.assert_allclose(together[1], mine, rtol=1e-4, equal_nan=True)
+
+
+def test_learning_waits_for_a_batch_of_the_size() -> None:
+    """The first batch of episodes of a size is not enough, though another size has as many."""
+    some = ["qmix.batch_size=200", "qmix.n_step=1", "qmix.episodes=200"]
+    trainer = Trainer(short("qmix.sizes=[[3, 2], [5, 3]]", *some))
+    learned = [(trainer.play_batch(), trainer.learned)[1] for _ in range(3)]
+    # 250 transitions a batch, the first update after 200 of the size's own
+    assert learned == [1, 2, 6]
+
+
+def test_layers_as_wide_as_the_scenario_are_for_that_size(tmp_path: Path) -> None:
+    plain = ["qmix.network=mlp", "qmix.episodes=50"]
+    train(short(*plain), tmp_path)
+    with pytest.raises(UserError, match=r"radio\.subbands is 2 there and 3 here"):
+        load_policy_checkpoint(tmp_path, short(*plain, clients=7, bands=3))
+
+
+def test_onnx_files_do_what_the_network_does(tmp_path: Path) -> None:
+    config = short("qmix.episodes=50", clients=6, bands=3)
+    agents = train(config, tmp_path).learner.agents
+    files = export_agents(tmp_path, tmp_path / "onnx")
+    assert len(files) == 6
+    networks, seen = seen_by_all(config, 300)
+    networks.load_state_dict(agents.state_dict())
+    wanted = networks(seen)
+    for client, path in enumerate(files):
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        action, values = session.run(None, {"observation": seen[client].numpy()})
+        np.testing.assert_allclose(values, wanted[client].numpy(), atol=1e-5)
+        assert (action == wanted[client].argmax(-1).numpy()).mean() > 0.99
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("qmix.client_id=true", r"qmix\.client_id = True .* must be False where"),
+        ("qmix.power=levels", r"qmix\.power = 'levels' .* must be 'binary' where"),
+        ("qmix.sizes=[[4]]", r"qmix\.sizes = \[\[4\]\] .* \[clients, sub-bands\]"),
+        ("allocation.observe=[order, fading]", r"allocation\.observe .* must be order, then some"),
+        ("allocation.observe=[slack]", r"allocation\.observe .* must be order, then some"),
+    ],
+)
+def test_what_a_network_over_the_set_needs(change: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        short(change)
+
+
+def test_sizes_need_a_sum() -> None:
+    with pytest.raises(UserError, match=r"qmix\.sizes .* must be \[\] unless"):
+        short("qmix.sizes=[[4, 2]]", "qmix.mixer=qmix")
+
+
+@pytest.mark.parametrize("change", ["qmix.mixer=qmix", "qmix.algorithm=mappo"])
+def test_any_algorithm_trains_one_size(change: str) -> None:
+    trainer = Trainer(short(change, "qmix.mappo.minibatches=2"))
+    before = [parameter.clone() for parameter in trainer.learner.agents.parameters()]
+    for _ in range(3):
+        trainer.play_batch()
+    after = trainer.learner.agents.parameters()
+    assert not any(torch.equal(*both) for both in zip(before, after, strict=True))
+    assert trainer.learner.agents.width == observation_width(scenario_from_config(short(), 1.0))
