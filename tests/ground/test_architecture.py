@@ -45,6 +45,7 @@ SIDE_DOORS = {
     "fedfade.learning.plots",  # imports Matplotlib, which takes a second
     "fedfade.experiments.figures",
     "fedfade.uplink.benchmarl",  # imports an extra
+    "fedfade.uplink.torchrl",  # likewise
     "fedfade.uplink.plan",  # what schedules are made of, for policies alone
 }
 """Modules a front door leaves out, because most users of the room do without them."""

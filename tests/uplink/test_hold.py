@@ -142,7 +142,7 @@ def test_a_step_is_as_many_steps_of_a_slot_each(hold: int, hops: bool) -> None:
 def test_a_round_of_steps_is_what_play_round_plays(hops: bool) -> None:
     env = parallel_env("small-cell", hold_slots=30, **{"qmix.hop_subbands": hops})
     observations, _ = env.reset(seed=3)
-    rounds = Rounds(env.config, gradient_source(env.config), 1, env._rounds.seeds)
+    rounds = Rounds(env.config, gradient_source(env.config), 1, env._episodes.rounds.seeds)
 
     class Apart:
         """Clients n and n + 2 change places, on a sub-band and silent, with every decision."""
@@ -171,15 +171,3 @@ def test_a_round_of_steps_is_what_play_round_plays(hops: bool) -> None:
     assert not env.agents
     assert [info["delivered"] for info in infos.values()] == outcome.delivered[0].tolist()
     assert total == pytest.approx(float(outcome.reward[0]), rel=1e-5)
-
-
-def test_a_benchmarl_task_counts_decisions() -> None:
-    """Runs where the `peers` extra is installed."""
-    pytest.importorskip("benchmarl")
-    warnings.simplefilter("ignore")
-    from fedfade.uplink.benchmarl import UplinkTask
-
-    task = UplinkTask("small-cell", {"max_cycles": 7, "hold_slots": 3})
-    env = task.get_env_fun(1, False, 0, "cpu")()
-    assert task.max_steps(env) == 3
-    assert env.rollout(10).shape == (3,)

@@ -115,7 +115,7 @@ def test_it_is_the_batched_core() -> None:
     """A round played through the environment is the round `play_round` plays."""
     env = parallel_env("small-cell")
     observations, _ = env.reset(seed=3)
-    rounds = Rounds(env.config, gradient_source(env.config), 1, env._rounds.seeds)
+    rounds = Rounds(env.config, gradient_source(env.config), 1, env._episodes.rounds.seeds)
 
     class Spread:
         """Client n on sub-band n mod 2, until it is done."""
@@ -186,7 +186,7 @@ def test_real_federated_rounds_go_on_from_episode_to_episode() -> None:
     rounds, models = [], []
     env.reset(seed=0)
     for _ in range(4):
-        rounds.append(env._round.number.item())
+        rounds.append(env._episodes.round.number.item())
         models.append(env._gradients.tensors()["parameters"].clone())
         while env.agents:  # a sub-band each: 1000 bits are there in a slot or two
             env.step({agent: 4 * (n % 2) for n, agent in enumerate(env.agents)})
@@ -203,7 +203,7 @@ def test_recorded_gradients(tmp_path: Path) -> None:
     env.reset(seed=0)
     recorded = np.load(tmp_path / "gram.npz")["inner"]
     assert recorded.shape == (2, 2, 4, 4)
-    assert any(np.array_equal(env._round.inner[0].numpy(), task[0]) for task in recorded)
+    assert any(np.array_equal(env._episodes.round.inner[0].numpy(), task[0]) for task in recorded)
     with pytest.raises(UserError, match=r"must be floating-point \[task, round, 10, 10\]"):
         parallel_env("ring", gradients=str(tmp_path / "gram.npz"))
 
@@ -280,13 +280,3 @@ def test_torchrl_accepts_the_environment() -> None:
     check_env_specs(
         envs.PettingZooWrapper(parallel_env("small-cell"), return_state=True, use_mask=False)
     )
-
-
-def test_a_benchmarl_task_is_as_long_as_its_environment() -> None:
-    """Runs where the `peers` extra is installed."""
-    pytest.importorskip("benchmarl")
-    warnings.simplefilter("ignore")
-    from fedfade.uplink.benchmarl import UplinkTask
-
-    task = UplinkTask("small-cell", {"max_cycles": 7})
-    assert task.max_steps(task.get_env_fun(1, False, 0, "cpu")()) == 7

@@ -139,10 +139,18 @@ def train(
     json: Json = False,
     repeats: Annotated[int, typer.Option(min=1, help="timed updates")] = 40,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 2,
+    episodes: Annotated[
+        int, typer.Option(min=7, help="held environment: episodes side by side")
+    ] = 100,
+    device: Annotated[str, typer.Option(help="held environment: auto, cpu or cuda")] = "cpu",
+    paper: Annotated[bool, typer.Option(help="measure the paper's sizes too")] = True,
 ) -> None:
-    """QMIX at the paper's sizes on the CPU.
-    Updates a second, share of the bare matrix products, hours for the paper's training."""
-    report("qmix_speed.measure", json, repeats=repeats, threads=threads)
+    """QMIX at the paper's sizes and with held decisions.
+    Updates a second, share of the bare matrix products, hours for the paper's training, on the CPU;
+    decisions and updates a second on the environment of preset qmix-hold. Beside BenchMARL's, if
+    installed."""
+    options = {"episodes": episodes, "device": device, "paper": paper}
+    report("qmix_speed.train", json, repeats=repeats, threads=threads, **options)
 
 
 @app.command()

@@ -1,11 +1,13 @@
 """How fast agents are trained at the paper's sizes, and how near to the bare matrix products.
 
-The peer is BenchMARL's QMIX on the same environment with the same sizes: twenty environments side
-by side through the PettingZoo face, separate 250-120-120 agents, batch 512, one update every 30
-transitions; the median of a few iterations after one to warm up.
+The peer is BenchMARL's QMIX on the same environment with the same sizes: as many episodes side by
+side, the same layers, batch size and updates a transition; the median of a few iterations after one
+to warm up. It plays PettingZoo environments one by one, as it would anybody's; on the held
+environment also our batched one, and ours and BenchMARL's take turns.
 """
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from statistics import median
@@ -15,20 +17,25 @@ import torch
 from fedfade.agents import Trainer
 from fedfade.bench.floors import products, update_layers
 from fedfade.bench.timing import Figures, in_turns, machine, seconds
-from fedfade.config import load_config, parse_yaml
+from fedfade.config import Config, load_config, parse_yaml
 
 EPISODES, UPDATES = 30_000, 250_000
 WARM_UP = 11  # updates, to let the allocator settle
 PEER = parse_yaml("""
-    {sampling_device: cpu, train_device: cpu, buffer_device: cpu, share_policy_params: false,
-    prefer_continuous_actions: false, gamma: 0.95, lr: 1.0e-5, off_policy_n_envs_per_worker: 20,
-    off_policy_collected_frames_per_batch: 600, off_policy_n_optimizer_steps: 20,
-    off_policy_train_batch_size: 512, off_policy_memory_size: 10000,
-    off_policy_init_random_frames: 0, soft_target_update: false, hard_target_update_frequency: 7,
-    max_n_iters: 6, max_n_frames: null, evaluation: false, render: false, loggers: [],
-    create_json: false}
+    {prefer_continuous_actions: false, off_policy_init_random_frames: 0, soft_target_update: false,
+    max_n_frames: null, evaluation: false, render: false, loggers: [], create_json: false}
 """)
-PEER_FRAMES, PEER_WARM_UP = PEER["off_policy_collected_frames_per_batch"], 1
+PEER_ITERATIONS, PEER_WARM_UP = 5, 1
+PARTS = ("collection", "training", "iteration")
+NO_PEER = "not installed: pip install 'fedfade[peers]'"
+
+
+def train(
+    repeats: int, threads: int, episodes: int, device: torch.device | str, paper: bool
+) -> Figures:
+    """The figures of the paper's sizes, where wanted, and of held decisions."""
+    torch.set_num_threads(threads)
+    return (measure(repeats, threads) if paper else machine()) | held(episodes, device)
 
 
 def measure(repeats: int = 40, threads: int = 2, peers: bool = True) -> Figures:
@@ -59,7 +66,7 @@ def measure(repeats: int = 40, threads: int = 2, peers: bool = True) -> Figures:
         "collecting_transitions_per_s": collecting,
         "updates_per_s": 1.0 / update_s,
         "projected_hours": whole_s / 3600.0,
-        **(beside_benchmarl(rate, collecting) if peers else {}),
+        **(beside_benchmarl(config, rate, collecting) if peers else {}),
         **machine(),
     }
 
@@ -86,9 +93,90 @@ def _fill(trainer: Trainer, updates: int) -> float:
     return median(times)
 
 
-def beside_benchmarl(transitions_per_s: float, collecting_per_s: float) -> Figures:
-    """BenchMARL's transitions a second where it is installed, by the timers it hands to its logger
-    after each iteration, and how many times as many ours are."""
+def beside_benchmarl(config: Config, transitions_per_s: float, collecting_per_s: float) -> Figures:
+    """BenchMARL's transitions a second where it is installed, and how many times as many ours
+    are."""
+    iteration = 30 * config.qmix.parallel_episodes  # transitions
+    timed = peer_timers(config, iteration, batched=False)
+    if timed is None:
+        return {"peer": NO_PEER}
+    theirs, theirs_collecting = (
+        iteration / median(t[f"timers/{part}_time"] for t in timed)
+        for part in ("iteration", "collection")
+    )
+    return {
+        "peer": peer_name(),
+        "peer_transitions_per_s": theirs,
+        "peer_collecting_transitions_per_s": theirs_collecting,
+        "ratio": transitions_per_s / theirs,
+        "collecting_ratio": collecting_per_s / theirs_collecting,
+    }
+
+
+def held(episodes: int = 100, device: torch.device | str = "cpu") -> Figures:
+    """Ours and BenchMARL's QMIX on the environment of preset `qmix-hold`, in turns: rounds are
+    drawn and `episodes` of them played, then the updates that are due are made. Decisions while
+    playing, updates while updating, and decisions with both, a second; a decision is one of all
+    clients of an episode."""
+    sizes = [f"qmix.parallel_episodes={episodes}", f"qmix.layouts={episodes}"]
+    config = load_config("qmix-hold", [*sizes, "qmix.replay_size=20000"])
+    trainer = Trainer(config, device)
+    decisions = episodes * trainer.scenario.decisions
+    updates = decisions // config.qmix.update_every
+    spent: list[tuple[float, float]] = []
+
+    def collect() -> None:
+        begun = trainer.rounds.round(trainer.batch)
+        trainer.rollout.begin(begun, 0.5, trainer.batch, trainer.memory)
+        for _ in range(trainer.scenario.decisions):
+            trainer.step()
+        trainer.batch += 1
+
+    def learn() -> None:
+        trainer.replay.draw_ahead(trainer.learner.updates, updates, config.qmix.batch_size)
+        for _ in range(updates):
+            trainer.update()
+
+    def turn() -> None:
+        spent.append((seconds(collect), seconds(learn)))
+
+    turn()  # warms up
+    found: Figures = {"held_device": str(device), "held_episodes": episodes}
+    peers = {
+        name: peer_timers(config, decisions, batched, device, turn)
+        for name, batched in (("batched_peer", True), ("pettingzoo_peer", False))
+    }
+    if None in peers.values():
+        for _ in range(PEER_ITERATIONS):
+            turn()
+    parts = [median(part) for part in zip(*spent[1:], strict=True)]
+    ours = [*parts, sum(parts)]
+    work = {"decisions": decisions, "updates": updates, "trained_decisions": decisions}
+    found |= {f"held_{n}_per_s": work[n] / s for n, s in zip(work, ours, strict=True)}
+    for name, timed in peers.items():
+        if timed is None:
+            found[f"held_{name}"] = NO_PEER
+            continue
+        theirs = [median(t[f"timers/{part}_time"] for t in timed) for part in PARTS]
+        for what, own, other in zip(work, ours, theirs, strict=True):
+            found[f"held_{name}_{what}_per_s"] = work[what] / other
+            found[f"held_{name}_{what}_ratio"] = other / own
+    return found
+
+
+def peer_name() -> str:
+    return f"BenchMARL {version('benchmarl')}, TorchRL {version('torchrl')}"
+
+
+def peer_timers(
+    config: Config,
+    frames: int,
+    batched: bool,
+    device: torch.device | str = "cpu",
+    turn: Callable[[], None] = lambda: None,
+) -> list[dict[str, float]] | None:
+    """What BenchMARL's timers say of iterations of so many transitions with our sizes, after each
+    of which it is another's turn; nothing where it is not installed."""
     try:
         from benchmarl.algorithms import QmixConfig
         from benchmarl.experiment import Experiment, ExperimentConfig
@@ -96,25 +184,36 @@ def beside_benchmarl(transitions_per_s: float, collecting_per_s: float) -> Figur
 
         from fedfade.uplink.benchmarl import UplinkTask
     except ImportError:
-        return {"peer": "not installed: pip install 'fedfade[peers]'"}
-    timers: list[dict[str, float]] = []
-    relu, linear = torch.nn.ReLU, torch.nn.Linear
+        return None
+    qmix, timers = config.qmix, []
+
+    def log(values: dict[str, float], step: int) -> None:
+        if "timers/iteration_time" in values:
+            timers.append(values)
+            turn()
+
     with tempfile.TemporaryDirectory() as folder:
-        config = replace(ExperimentConfig.get_from_yaml(), **PEER, save_folder=folder)
-        model = MlpConfig(num_cells=[250, 120, 120], activation_class=relu, layer_class=linear)
-        task, algorithm = UplinkTask("paper", {}), QmixConfig.get_from_yaml()
-        experiment = Experiment(task, algorithm, model, seed=0, config=config)
-        experiment.logger.log = lambda values, step: timers.append(values)
+        settings = replace(
+            ExperimentConfig.get_from_yaml(),
+            **PEER,
+            **dict.fromkeys(("train_device", "buffer_device"), str(device)),
+            sampling_device=str(device) if batched else "cpu",
+            share_policy_params=qmix.share_parameters,
+            gamma=qmix.gamma,
+            lr=qmix.agent_rate,
+            off_policy_n_envs_per_worker=qmix.parallel_episodes,
+            off_policy_collected_frames_per_batch=frames,
+            off_policy_n_optimizer_steps=frames // qmix.update_every,
+            off_policy_train_batch_size=qmix.batch_size,
+            off_policy_memory_size=qmix.replay_size,
+            hard_target_update_frequency=qmix.target_every // qmix.update_every,
+            max_n_iters=PEER_WARM_UP + PEER_ITERATIONS,
+            save_folder=folder,
+        )
+        relu, linear = torch.nn.ReLU, torch.nn.Linear
+        model = MlpConfig(num_cells=qmix.hidden, activation_class=relu, layer_class=linear)
+        task = UplinkTask("uplink", {"preset": config, "batched": batched})
+        experiment = Experiment(task, QmixConfig.get_from_yaml(), model, seed=0, config=settings)
+        experiment.logger.log = log
         experiment.run()
-    timed = [t for t in timers if "timers/iteration_time" in t][PEER_WARM_UP:]
-    theirs, theirs_collecting = (
-        PEER_FRAMES / median(t[f"timers/{part}_time"] for t in timed)
-        for part in ("iteration", "collection")
-    )
-    return {
-        "peer": f"BenchMARL {version('benchmarl')}, TorchRL {version('torchrl')}",
-        "peer_transitions_per_s": theirs,
-        "peer_collecting_transitions_per_s": theirs_collecting,
-        "ratio": transitions_per_s / theirs,
-        "collecting_ratio": collecting_per_s / theirs_collecting,
-    }
+    return timers[PEER_WARM_UP:]

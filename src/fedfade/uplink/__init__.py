@@ -13,7 +13,7 @@ from fedfade.uplink.observation import (
     state_width,
     static_observation,
 )
-from fedfade.uplink.parallel import env, parallel_env
+from fedfade.uplink.parallel import env, parallel_env, uplink_config
 from fedfade.uplink.parts import Part, load_part
 from fedfade.uplink.reward import normalised_inner, round_reward, slot_reward
 from fedfade.uplink.rounds import ManyRounds, Rounds, layout_seeds

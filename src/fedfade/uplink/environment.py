@@ -1,8 +1,6 @@
 """The uplink as a PettingZoo environment: one agent a client, one step a decision.
 
-A thin face on the batched core with a batch of one. Episodes follow each other as in training:
-`run.episodes_per_round` of them on the same federated round, the last of which decides who is
-averaged, then the next round.
+A thin face on the batched core (`fedfade.uplink.episodes`) with a batch of one.
 """
 
 from collections.abc import Mapping
@@ -18,12 +16,10 @@ from pettingzoo import ParallelEnv
 
 from fedfade.config import Config
 from fedfade.errors import UserError, not_allowed
-from fedfade.uplink import observation as observed
+from fedfade.uplink.episodes import Episodes
 from fedfade.uplink.gradients import gradient_source
+from fedfade.uplink.observation import observation_width, state_width
 from fedfade.uplink.parts import BOUND
-from fedfade.uplink.reward import normalised_inner, slot_reward
-from fedfade.uplink.rounds import Rounds
-from fedfade.uplink.slot import decode_action, play_slot, slot_gain, start_round
 
 ID = "fedfade/uplink-v1"
 """The number goes up when results on the same seed could change."""
@@ -48,18 +44,16 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
         if render_mode != "human":  # PettingZoo's render_test makes one, whatever is offered
             self._check_render_mode()
         self._gradients = gradient_source(config)
-        self._rounds = Rounds(config, self._gradients, episodes=1, seeds=[0])
-        self.scenario = scenario = self._rounds.scenario
+        self._episodes = Episodes(config, self._gradients, seeds=[0])
+        self.scenario = scenario = self._episodes.scenario
         self.possible_agents = [f"client_{n}" for n in range(scenario.clients)]
         self.agents: list[str] = []
-        everybody, width = self.possible_agents, observed.observation_width(scenario)
+        everybody, width = self.possible_agents, observation_width(scenario)
         box = partial(spaces.Box, -BOUND, BOUND, dtype=np.float32)
         self.observation_spaces = {agent: box(shape=(width,)) for agent in everybody}
         self.action_spaces = {agent: spaces.Discrete(scenario.actions) for agent in everybody}
-        self.state_space = box(shape=(observed.state_width(scenario),))
+        self.state_space = box(shape=(state_width(scenario),))
         self._random: np.random.Generator | None = None
-        self._episode, self._slot = -1, scenario.slots  # no episode is open
-        self._progress = start_round(scenario, 1)
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         return self.observation_spaces[agent]
@@ -75,17 +69,8 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
         if seed is not None or self._random is None:
             self._random, _ = seeding.np_random(seed)
             seeds = [int(self._random.integers(_MAX_SEED))]
-            self._rounds = Rounds(self.config, self._gradients, episodes=1, seeds=seeds)
-            self._episode = -1
-        elif self._slot < self.scenario.slots:  # the federated task awaits its outcome
-            self._rounds.deliver(self._episode, self._progress.finished[:, None])
-        self._episode += 1
-        self._round = self._rounds.round(self._episode)
-        decided = torch.arange(0, self.scenario.slots, self.scenario.hold_slots)
-        self._static = observed.static_observation(self.scenario, self._round, decided)
-        self._normalised = normalised_inner(self._round.inner)
-        self._progress = start_round(self.scenario, 1)
-        self._slot = 0
+            self._episodes = Episodes(self.config, self._gradients, seeds)
+        self._episodes.begin()
         shape = (self.scenario.slots, self.scenario.bands, self.scenario.clients)
         self._rate_bps = np.zeros(shape, dtype=np.float32)  # so far
         self.agents = list(self.possible_agents)
@@ -97,31 +82,20 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
         self._check_begun("step")
         if not self.agents:
             return {}, {}, {}, {}, {}
-        scenario, choices = self.scenario, self._choices(actions)
-        until = min(self._slot + scenario.hold_slots, scenario.slots)
-        reward = sum(self._play(choices, slot) for slot in range(self._slot, until))
-        self._slot = until
-        ended = until == scenario.slots
-        if ended:
-            self._rounds.deliver(self._episode, self._progress.finished[:, None])
+        first = self._episodes.slot
+        earned, sent = self._episodes.decide(self._choices(actions))
+        for slot, (action, result) in enumerate(sent, first):
+            band, everybody = action.band[0].numpy(), np.arange(self.scenario.clients)
+            self._rate_bps[slot, band, everybody] = result.rate_bps[0].numpy()
+        reward, ended = float(earned[0]), self._episodes.ended
         agents, self.agents = self.agents, [] if ended else self.agents
         rewards, ends, cuts = (dict.fromkeys(agents, value) for value in (reward, ended, False))
         return self._observe(), rewards, ends, cuts, self._infos()
 
-    def _play(self, choices: torch.Tensor, slot: int) -> float:
-        """One slot; its reward."""
-        scenario, before = self.scenario, self._progress
-        action, gain = decode_action(scenario, choices, slot), slot_gain(self._round, slot)
-        self._progress, result = play_slot(scenario, before, gain, action)
-        band, everybody = action.band[0].numpy(), np.arange(scenario.clients)
-        self._rate_bps[slot, band, everybody] = result.rate_bps[0].numpy()
-        return float(slot_reward(scenario, self._normalised, before, self._progress, result)[0])
-
     def state(self) -> NDArray[np.float32]:
         """What a central critic or mixer may see."""
         self._check_begun("state")
-        blank = self._static.state[self._decision].clone()
-        return np.asarray(observed.fill_state(self.scenario, blank, self._progress)[0].numpy())
+        return np.asarray(self._episodes.states()[0].numpy())
 
     def render(self) -> NDArray[np.uint8] | None:
         """The round so far: who sends where, and how far everybody is."""
@@ -130,8 +104,9 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
         self._check_begun("render")
         from fedfade.uplink.round_so_far import pixels, round_so_far_figure
 
-        share = 1.0 - self._progress.remaining_bits[0].numpy() / self.scenario.payload_bits
-        return pixels(round_so_far_figure(self._rate_bps, share.clip(0.0, 1.0), self._slot))
+        episodes = self._episodes
+        share = 1.0 - episodes.progress.remaining_bits[0].numpy() / self.scenario.payload_bits
+        return pixels(round_so_far_figure(self._rate_bps, share.clip(0.0, 1.0), episodes.slot))
 
     def _check_render_mode(self) -> None:
         if self.render_mode not in (None, "rgb_array"):
@@ -141,18 +116,13 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
         if self._random is None:
             raise UserError(f"{asked}() has no episode yet: call reset first.")
 
-    @property
-    def _decision(self) -> int:
-        """The decision to be taken; after the deadline the last one's gains stay in view."""
-        return min(self._slot, self.scenario.slots - 1) // self.scenario.hold_slots
-
     def _observe(self) -> Dicts:
-        blank = self._static.observation[self._decision].clone()
-        filled = observed.fill_observation(self.scenario, blank, self._progress)[:, 0].numpy()
-        return dict(zip(self.possible_agents, filled, strict=True))
+        seen = self._episodes.observations()[0].numpy()
+        return dict(zip(self.possible_agents, seen, strict=True))
 
     def _infos(self) -> Dicts:
-        number, finished = int(self._round.number[0]), self._progress.finished[0].tolist()
+        episodes = self._episodes
+        number, finished = int(episodes.round.number[0]), episodes.progress.finished[0].tolist()
         infos = [{"delivered": done, "round": number} for done in finished]
         return dict(zip(self.possible_agents, infos, strict=True))
 

@@ -7,15 +7,14 @@ from typing import Any
 from fedfade.config import Config, load_config
 
 
-def parallel_env(
+def uplink_config(
     preset: str | Config = "paper",
-    render_mode: str | None = None,
     max_cycles: int | None = None,
     gradients: str | None = None,
     hold_slots: int | None = None,
     **overrides: Any,
-) -> Any:
-    """The uplink of a preset, or of a whole configuration, as a PettingZoo ParallelEnv.
+) -> Config:
+    """The configuration of an environment: a preset, or a whole configuration, and changes.
 
     `gradients` is `synthetic` (needs no data set), `learning` (real federated rounds) or a
     recording; if not given, synthetic for a preset and qmix.gradients for a configuration.
@@ -23,8 +22,6 @@ def parallel_env(
     `max_cycles` sets radio.slots; other fields are overridden by branch,
     `radio={"clusters": 28}`, or by dotted name, `**{"radio.clusters": 28}`.
     """
-    from fedfade.uplink.environment import UplinkEnv
-
     changes: dict[str, object] = {}
     if isinstance(preset, Config):  # all its sections, laid over any preset
         changes |= preset.model_dump()
@@ -43,7 +40,16 @@ def parallel_env(
             changes[name] = value
     written = [f"{path}={json.dumps(new, ensure_ascii=False)}" for path, new in changes.items()]
     base = "paper" if isinstance(preset, Config) else preset
-    return UplinkEnv(load_config(base, written), render_mode)
+    return load_config(base, written)
+
+
+def parallel_env(
+    preset: str | Config = "paper", render_mode: str | None = None, *given: Any, **named: Any
+) -> Any:
+    """The uplink as a PettingZoo ParallelEnv; all else it takes is for `uplink_config`."""
+    from fedfade.uplink.environment import UplinkEnv
+
+    return UplinkEnv(uplink_config(preset, *given, **named), render_mode)
 
 
 def env(*given: Any, **named: Any) -> Any:

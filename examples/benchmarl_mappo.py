@@ -1,0 +1,120 @@
+"""Train another library's agents on the held uplink: BenchMARL's MAPPO, on top of TorchRL.
+
+    pip install 'fedfade[peers]'
+    python examples/benchmarl_mappo.py
+
+Nothing of fedfade.agents is used: a client observes its place in the order of expected times,
+decides every 50 slots, and is paid for uploads. Trains on fading that is cheap to draw, and counts
+uploads on rounds of the `paper` cell that were not trained on, beside the block-fading schedule.
+"""
+
+import argparse
+import tempfile
+import time
+import warnings
+
+import torch
+from benchmarl.algorithms import MappoConfig
+from benchmarl.experiment import Callback, Experiment, ExperimentConfig
+from benchmarl.models.mlp import MlpConfig
+from torchrl.envs import ExplorationType, set_exploration_type
+from typer import echo
+
+from fedfade.allocation import load_policy, play_round
+from fedfade.uplink import uplink_config
+from fedfade.uplink.benchmarl import UplinkTask
+from fedfade.uplink.torchrl import BatchedUplink
+
+UNSEEN = 1_000_000  # a seed of no training
+RIVALS = ("block-fading-schedule", "wrap-around-schedule", "random")
+
+
+class Course(Callback):
+    """Lets entropy and rate fall to nothing, and says now and then how training goes."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        super().__init__()
+        self.given, self.start = given, time.perf_counter()
+
+    def on_train_end(self, training_td: object, group: str) -> None:
+        given, done = self.given, self.experiment.n_iters_performed + 1
+        left = 1.0 - done / given.iterations
+        self.experiment.losses[group].entropy_coeff.fill_(given.entropy * left)
+        for optimiser in self.experiment.optimizers[group].values():
+            optimiser.param_groups[0]["lr"] = given.rate * max(left, 0.02)
+        if done % given.every == 0:
+            found = uploads(self.experiment, given, "gamma", rounds=1)
+            shown = ", ".join(f"{name} {count:.2f}" for name, count in found.items())
+            while_training = float(self.experiment.mean_return)
+            minutes = (time.perf_counter() - self.start) / 60
+            echo(f"{done:5d}  {minutes:5.1f} min  drawn actions {while_training:.2f}, {shown}")
+
+
+def uploads(
+    experiment: Experiment, given: argparse.Namespace, fading: str, rounds: int
+) -> dict[str, float]:
+    """Mean uploads a round of greedy agents and of schedules, in the same rounds."""
+    config = uplink_config("qmix-hold", hold_slots=given.hold_slots, radio={"source": fading})
+    env = BatchedUplink(config, given.layouts, UNSEEN, given.device)
+    delivered = dict.fromkeys(("agents", *RIVALS), 0.0)
+    keys = torch.arange(given.layouts, device=env.device)
+    for _ in range(rounds):
+        with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
+            env.rollout(env.scenario.decisions, experiment.policy, break_when_any_done=False)
+        played = {"agents": env.episodes.progress.finished}
+        for name in RIVALS:
+            outcome = play_round(load_policy(name), env.scenario, env.episodes.round, keys)
+            played[name] = outcome.delivered
+        for name, who in played.items():
+            delivered[name] += float(who.sum(-1).float().mean()) / rounds
+    return delivered
+
+
+def main() -> None:
+    """Train, and print uploads a round on the way and at the end."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--iterations", type=int, default=450)
+    parser.add_argument("--episodes", type=int, default=500, help="of an iteration, side by side")
+    parser.add_argument("--hold-slots", type=int, default=50)
+    parser.add_argument("--rate", type=float, default=5e-4)
+    parser.add_argument("--entropy", type=float, default=0.02)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--every", type=int, default=50, help="iterations between reports")
+    parser.add_argument("--layouts", type=int, default=200, help="to count uploads on")
+    parser.add_argument("--rounds", type=int, default=10, help="of the last count, in each layout")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    warnings.simplefilter("ignore")
+
+    task = UplinkTask("qmix-hold", {"hold_slots": given.hold_slots, "radio": {"source": "gamma"}})
+    frames = given.episodes * task.max_steps(task.get_env_fun(1, False, None, "cpu")())
+    config = ExperimentConfig.get_from_yaml()
+    config.sampling_device = config.train_device = config.buffer_device = given.device
+    config.prefer_continuous_actions = False
+    config.gamma, config.lr = 0.99, given.rate
+    config.max_n_iters, config.max_n_frames = given.iterations, None
+    config.on_policy_n_envs_per_worker = given.episodes
+    config.on_policy_collected_frames_per_batch = frames
+    config.on_policy_minibatch_size = frames // 4
+    config.on_policy_n_minibatch_iters = 4
+    config.evaluation = config.render = config.create_json = False
+    config.loggers = []
+    algorithm = MappoConfig.get_from_yaml()
+    algorithm.entropy_coef, algorithm.lmbda = given.entropy, 0.95
+    model = MlpConfig(
+        num_cells=[128, 128], activation_class=torch.nn.Tanh, layer_class=torch.nn.Linear
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_folder = folder
+        parts = (task, algorithm, model, given.seed, config)
+        experiment = Experiment(*parts, callbacks=[Course(given)])
+        experiment.run()
+    found = uploads(experiment, given, "clustered", given.rounds)
+    for name, count in found.items():
+        echo(f"{name:24s} {count:.2f}")
+
+
+if __name__ == "__main__":
+    main()
