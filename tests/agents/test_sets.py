@@ -23,6 +23,7 @@ from fedfade.agents.trained import agents_for
 from fedfade.allocation import load_policy, play_round
 from fedfade.config import Config, load_config
 from fedfade.errors import UserError
+from fedfade.experiments import Comparison, RunFolder, SideBySide
 from fedfade.uplink import (
     Progress,
     Round,
@@ -208,6 +209,19 @@ def test_trained_on_small_cells_agents_send_in_others_too(tmp_path: Path) -> Non
             for one in (policy, load_policy("random"))
         )
         assert learned > 2 * chance, (learned, chance)
+
+
+def test_a_comparison_takes_them_in_another_size(tmp_path: Path) -> None:
+    train(short("qmix.episodes=50"), tmp_path / "agents")
+    asked = [f"allocation.checkpoint={tmp_path / 'agents'}", "allocation.policies=[random, qmix]"]
+    few = ["run.rounds=2", "run.seeds=1", "learning.data=digits", "radio.slots=30"]
+    scenario = ["learning.clients=7", "radio.subbands=3", "run.device=cpu"]
+    config = load_config("paper", [*asked, *few, *scenario])  # whose agents observe other things
+    cpu = torch.device("cpu")
+    comparison, folder = Comparison(config, cpu), RunFolder(tmp_path / "run", config, cpu)
+    with folder.open():
+        SideBySide([comparison], [folder]).run(lambda done, doing: None)
+    assert {row.policy for row in comparison.rows} >= {"random", "qmix"}
 
 
 def test_a_training_on_several_sizes_continues_exactly(tmp_path: Path) -> None:

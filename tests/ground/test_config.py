@@ -45,7 +45,7 @@ FAULTS = [
     ("radio=3", "radio = 3", "a mapping of fields"),
     ("learning.clients=0", "learning.clients = 0", "at least 1"),
     ("learning.payload_bits=large", "learning.payload_bits = 'large'", "a number"),
-    ("learning.payload_bits=-1", "learning.payload_bits = -1", "at least 1e-20"),
+    ("learning.payload_bits=-1", "learning.payload_bits = -1", "at least 1e-06"),
     ("cell.min_distance_m=600", "cell.min_distance_m = 600", "inner radius"),
     ("cell.mobility=walk", "cell.mobility = 'walk'", "'reflect', 'waypoint', 'redraw', 'fixed'"),
     ("cell.placement=walk", "cell.mobility = 'walk'", "or 'ring'"),

@@ -217,7 +217,7 @@ class LearningConfig(_Branch):
     weighting: Literal["equal", "samples"] = _is(
         "equal", "weights of the average: equal (paper: 1/N) or by sample count"
     )
-    payload_bits: Annotated[float, Field(ge=1e-20, le=1e20)] | Literal["auto"] = _is(
+    payload_bits: Annotated[float, Field(ge=1e-6, le=1e20)] | Literal["auto"] = _is(
         9_932_960, "bits a client must deliver (paper: S); auto: what the codec sends"
     )
 
