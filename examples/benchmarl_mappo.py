@@ -54,7 +54,8 @@ def uploads(
     experiment: Experiment, given: argparse.Namespace, fading: str, rounds: int
 ) -> dict[str, float]:
     """Mean uploads a round of greedy agents and of schedules, in the same rounds."""
-    config = uplink_config("qmix-hold", hold_slots=given.hold_slots, radio={"source": fading})
+    cell = {"radio.source": fading, "qmix.gain_spread_db": 0.0}  # the paper's, nothing else
+    config = uplink_config("qmix-hold", hold_slots=given.hold_slots, **cell)
     env = BatchedUplink(config, given.layouts, UNSEEN, given.device)
     delivered = dict.fromkeys(("agents", *RIVALS), 0.0)
     keys = torch.arange(given.layouts, device=env.device)
@@ -76,6 +77,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=450)
     parser.add_argument("--episodes", type=int, default=500, help="of an iteration, side by side")
     parser.add_argument("--hold-slots", type=int, default=50)
+    parser.add_argument("--spread-db", type=float, default=0.0, help="of gains between layouts")
     parser.add_argument("--rate", type=float, default=5e-4)
     parser.add_argument("--entropy", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=0)
@@ -88,7 +90,8 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     warnings.simplefilter("ignore")
 
-    task = UplinkTask("qmix-hold", {"hold_slots": given.hold_slots, "radio": {"source": "gamma"}})
+    cells = {"radio.source": "gamma", "qmix.gain_spread_db": given.spread_db}
+    task = UplinkTask("qmix-hold", {"hold_slots": given.hold_slots, **cells})
     frames = given.episodes * task.max_steps(task.get_env_fun(1, False, None, "cpu")())
     config = ExperimentConfig.get_from_yaml()
     config.sampling_device = config.train_device = config.buffer_device = given.device
