@@ -3,8 +3,9 @@
 import pytest
 
 from fedfade.agents import Trainer
+from fedfade.bench import qmix_speed
 from fedfade.bench.floors import update_layers
-from fedfade.bench.qmix_speed import measure
+from fedfade.bench.qmix_speed import held, measure
 from fedfade.config import load_config
 
 
@@ -24,3 +25,21 @@ def test_figures_fit_together() -> None:
     slots = 1500 * (250 * figures["slot_ms"] + figures["prepare_batch_ms"])
     hours = (250_000 * figures["update_ms"] + slots) / 3.6e6
     assert figures["projected_hours"] == pytest.approx(hours)
+
+
+def test_held_figures_go_without_a_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(qmix_speed, "peer_timers", lambda *given: None)
+    figures = held(episodes=7)
+    assert figures["held_batched_peer"].startswith("not installed")
+    assert figures["held_decisions_per_s"] > figures["held_trained_decisions_per_s"] > 0
+
+
+def test_held_figures_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours and BenchMARL's, with all the latter offers installed."""
+    pytest.importorskip("benchmarl")
+    monkeypatch.setattr(qmix_speed, "PEER_ITERATIONS", 1)
+    figures = held(episodes=7)
+    for peer in ("batched_peer", "pettingzoo_peer"):
+        for what in ("decisions", "updates", "trained_decisions"):
+            rates = figures[f"held_{what}_per_s"], figures[f"held_{peer}_{what}_per_s"]
+            assert figures[f"held_{peer}_{what}_ratio"] == pytest.approx(rates[0] / rates[1])
