@@ -46,7 +46,7 @@ def trainer() -> Trainer:
 
 def test_floor_of_training_is_what_pytorch_counts(trainer: Trainer) -> None:
     trainer.play_batch()
-    trainer.replay.draw_ahead(trainer.updates, 1, trainer.config.qmix.batch_size)
+    trainer.replay.draw_ahead(trainer.learner.updates, 1, trainer.config.qmix.batch_size)
     agents, seen = trainer.learner.agents, trainer.rollout._seen
     assert flop(floors.slot_layers(trainer)) == counted(lambda: agents(seen))
     assert flop(floors.update_layers(trainer)) == counted(trainer.update)

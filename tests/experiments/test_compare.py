@@ -155,7 +155,7 @@ def test_a_folder_of_another_config_is_refused(fedfade, tmp_path: Path) -> None:
 
 BAD = [
     (["--policies", "magic"], "policy = 'magic' is not allowed"),
-    (["--policies", "qmix-plus-plus"], "qmix, qmix-plus, or module:factory"),
+    (["--policies", "qmix-plus-plus"], "qmix, qmix-hold, qmix-plus, or module:factory"),
     (["--policies", "genie"], "it needs a policy"),
     (["--policies", ""], "allocation.policies"),
     (["--set", "learning.clients=0"], "learning.clients = 0"),
@@ -354,7 +354,7 @@ def test_agents_that_do_not_fit_are_said_to_be_left_out(fedfade, tmp_path: Path)
     few = ["--set", "run.rounds=1", "--set", "run.seeds=1", "--set", "radio.slots=5"]
     answer = fedfade("compare", "small-cell", *few, "--out", tmp_path / "run")
     assert answer.code == 0
-    assert "left out, being trained for another scenario: qmix, qmix-plus" in answer.err
+    assert "left out, being trained for another scenario: qmix, qmix-hold, qmix-plus" in answer.err
 
 
 def test_agents_named_twice_are_compared_once() -> None:

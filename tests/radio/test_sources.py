@@ -79,7 +79,9 @@ def test_an_entry_point_is_a_name(my_fading: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.syspath_prepend(str(my_fading))
     radio = load_config("paper", ["radio.source=nakagami", "radio.slots=5"]).radio
     assert drawn(radio, [0], [0], [0]).shape == (1, 1, 1, 5, 3, 4)
-    with pytest.raises(UserError, match="one of clustered, rayleigh, traces, nakagami, or module"):
+    with pytest.raises(
+        UserError, match="one of clustered, rayleigh, gamma, traces, nakagami, or module"
+    ):
         load_config("paper", ["radio.source=rice"])
 
 
