@@ -36,7 +36,7 @@ lint: .venv/tools
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# What docs/explanation/reliability.md counts: fifty kills of each command, an hour of fuzzing, memory over time.
+# What docs/explanation/reliability.md counts: fifty kills of each command, half between two renames, an hour of fuzzing, memory over time.
 kill: .venv/tools
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.reliability.kills --kills 50
 

@@ -15,7 +15,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from fedfade.cli import app
+from fedfade.app import app
 from fedfade.config import Config, render_config
 
 ROOT = Path(__file__).parents[1]
@@ -121,7 +121,8 @@ def _parameter(parameter: click.Parameter, context: click.Context) -> str:
         names = ", ".join([*parameter.opts, *parameter.secondary_opts])
     default = parameter.get_default(context)
     unset = default is None or default is False or default in ((), []) or callable(default)
-    shown = "" if unset else f"`{_cell(default)}`"
+    told = getattr(parameter, "show_default", None)  # in words, where it depends
+    shown = (told if isinstance(told, str) else "") if unset else f"`{_cell(default)}`"
     about = getattr(parameter, "help", None) or getattr(parameter, "_purpose", "")
     return f"| `{names}` | {shown} | {_cell(about)} |"
 

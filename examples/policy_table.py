@@ -4,7 +4,12 @@
 
 plays every round of every cell under the block-fading schedule, the wrap-around schedules, max sum
 rate, and the agents of each folder (or shipped name), on channels no training has seen, and prints
-means over seeds and rounds, out of 10; agents of several folders are averaged.
+means over seeds and rounds, out of 10; agents of several folders are averaged. With --swap it
+plays the agents of each folder with another episode's observation instead, part by part: what they
+deliver then says what they use.
+
+What everybody counts on may be wrong: --surprise-db -2 makes all gains 2 dB worse than announced,
+as interference from elsewhere would, and --rogue has one client send where and when it likes.
 """
 
 from __future__ import annotations
@@ -13,16 +18,19 @@ import argparse
 import sys
 from itertools import product
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from typer import echo
 
 from fedfade.agents import load_policy_checkpoint, load_shipped_policy, shipped_policies
-from fedfade.allocation import load_policy, play_round
+from fedfade.allocation import Action, Outcome, Policy, View, load_policy, play_round
 from fedfade.config import Config, load_config
 from fedfade.errors import UserError
 from fedfade.experiments.uploads import Uplink
-from fedfade.uplink import Round, gradient_source
+from fedfade.randomness import integers
+from fedfade.studies.swap import AS_IS, swap_test
+from fedfade.uplink import Round, Scenario, gradient_source
 
 BASELINES = (
     "block-fading-schedule",
@@ -33,8 +41,20 @@ BASELINES = (
 )
 
 
-def uploads(config: Config, names: list[str], folders: list[str]) -> list[float]:
-    """Mean uploads a round: one number a baseline, and one for the agents of all folders."""
+class Cell(NamedTuple):
+    """Rounds of a cell, and the agents that were asked for."""
+
+    scenario: Scenario
+    batch: Round
+    agents: list[Policy]
+
+    @property
+    def keys(self) -> torch.Tensor:
+        return torch.arange(len(self.batch.alpha))
+
+
+def make_cell(config: Config, folders: list[str]) -> Cell:
+    """All rounds of all seeds in one batch."""
     uplink = Uplink(config, float(config.learning.payload_bits), torch.device("cpu"))
     gradients = gradient_source(config, "cpu")  # some agents look at them
     rounds = [
@@ -42,19 +62,80 @@ def uploads(config: Config, names: list[str], folders: list[str]) -> list[float]
         for number in range(config.run.rounds)
     ]
     batch = Round(*(torch.cat(part) for part in zip(*rounds, strict=True)))
-    keys = torch.arange(len(batch.alpha))
     agents = [
         load_shipped_policy(folder, config)
         if folder in shipped_policies() and not Path(folder).is_dir()
         else load_policy_checkpoint(folder, config)
         for folder in folders
     ]
-    found = []
-    for policy in [*map(load_policy, names), *agents]:
-        delivered = play_round(policy, uplink.scenario, batch, keys).delivered
-        found.append(float(delivered.sum(-1).float().mean()))
+    return Cell(uplink.scenario, batch, agents)
+
+
+def mean_uploads(outcome: Outcome) -> float:
+    return float(outcome.delivered.sum(-1).float().mean())
+
+
+class WithRogue:
+    """A policy that all follow but one client, in the middle by its gain: at full power it sends
+    on a sub-band drawn slot by slot until it is done."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy, self.name, self.scope = policy, policy.name, policy.scope
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+    def begin(self, view: View) -> Any:
+        return self._policy.begin(view)
+
+    def act(self, view: View, memory: Any) -> Action:
+        band, level = (part.clone() for part in self._policy.act(view, memory))
+        rogue = view.snr.median(-1, keepdim=True).indices  # [episode, 1]
+        drawn = integers(view.keys, view.scenario.bands, (1,))
+        return Action(
+            band.scatter(1, rogue, drawn), level.scatter(1, rogue, view.scenario.full_level)
+        )
+
+
+def uploads(
+    config: Config, names: list[str], folders: list[str], surprise_db: float, rogue: bool
+) -> list[float]:
+    """Mean uploads a round: one number a baseline, and one for the agents of all folders."""
+    cell, found = make_cell(config, folders), []
+    # Plans and agents go by the announced gains; what is worse than announced is the fading.
+    batch = cell.batch._replace(fading=cell.batch.fading * 10 ** (surprise_db / 10))
+    for policy in [*map(load_policy, names), *cell.agents]:
+        played = WithRogue(policy) if rogue else policy
+        found.append(mean_uploads(play_round(played, cell.scenario, batch, cell.keys)))
     means = found[: len(names)]
     return means + ([sum(found[len(names) :]) / len(folders)] if folders else [])
+
+
+def print_swaps(config: Config, folders: list[str]) -> None:
+    """Uploads as they are, and their share kept when a part is another episode's, in %."""
+    cell = make_cell(config, folders)
+    for folder, agents in zip(folders, cell.agents, strict=True):
+        outcomes = swap_test(agents, cell.scenario, cell.batch, cell.keys)
+        found = {part: mean_uploads(outcome) for part, outcome in outcomes.items()}
+        whole = found.pop(AS_IS)
+        kept = ", ".join(f"{part} {100 * value / whole:.0f} %" for part, value in found.items())
+        echo(f"{folder}: {whole:.2f} uploads; kept with another episode's {kept}")
+
+
+def cell_config(given: argparse.Namespace, preset: str, speed: float, clusters: int) -> Config:
+    """One cell of the table."""
+    changes = [
+        f"radio.clusters={clusters}",
+        f"radio.speed_mps={speed}",
+        f"run.seed={given.seed}",
+        f"run.seeds={given.seeds}",
+        f"run.rounds={given.rounds}",
+        "run.device=cpu",
+        "qmix.gradients=synthetic",
+    ]
+    if preset == "paper":
+        changes.append(f"cell.mobility={given.mobility}")
+    return load_config(preset, changes)
 
 
 def main() -> None:
@@ -68,26 +149,20 @@ def main() -> None:
     parser.add_argument("--speeds", type=float, nargs="+", default=[18.12, 7.67, 0.83])
     parser.add_argument("--mobility", default="reflect", help="of clients in the paper's cell")
     parser.add_argument("--policies", nargs="*", default=list(BASELINES))
+    parser.add_argument("--swap", action="store_true", help="the swap test, in the paper's cell")
+    parser.add_argument("--surprise-db", type=float, default=0.0, help="gains not announced")
+    parser.add_argument("--rogue", action="store_true", help="one client does as it likes")
     given = parser.parse_args()
     torch.set_num_threads(1)
     agents = ["agents"] if given.folders else []
+    if given.swap:
+        print_swaps(cell_config(given, "paper", given.speeds[0], given.clusters[0]), given.folders)
+        return
     echo("| cell | clusters | m/s | " + " | ".join([*given.policies, *agents]) + " |")
     echo("|---" * (3 + len(given.policies) + len(agents)) + "|")
     for preset, speed, clusters in product(("paper", "ring"), given.speeds, given.clusters):
-        config = load_config(
-            preset,
-            [
-                f"radio.clusters={clusters}",
-                f"radio.speed_mps={speed}",
-                f"run.seed={given.seed}",
-                f"run.seeds={given.seeds}",
-                f"run.rounds={given.rounds}",
-                "run.device=cpu",
-                "qmix.gradients=synthetic",
-                *([f"cell.mobility={given.mobility}"] if preset == "paper" else []),
-            ],
-        )
-        row = uploads(config, given.policies, given.folders)
+        config = cell_config(given, preset, speed, clusters)
+        row = uploads(config, given.policies, given.folders, given.surprise_db, given.rogue)
         cells = " | ".join(f"{value:.2f}" for value in row)
         echo(f"| `{preset}` | {clusters} | {speed:g} | {cells} |")
 

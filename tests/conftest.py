@@ -57,6 +57,7 @@ sys.addaudithook(_refuse_the_network)
 SLOW_FOLDERS = ("bench", "experiments", "flower", "reliability", "studies")
 QUICK_IN_THEM = ("test_source.py", "test_a_run_leaves_a_report")
 SLOW_TESTS = (
+    "test_a_kill_at_any_moment_of_a_save_of_two_seeds",
     "test_a_plain_key_is_folded_where_the_index_is",
     "test_a_policy_that_raises_leaves_the_folder_to_the_corrected_command",
     "test_a_rules_memory_survives_an_interrupt",
@@ -76,6 +77,7 @@ SLOW_TESTS = (
     "test_resumed_training_ends_in_the_same_bits",
     "test_seeds_saved_at_different_moments_draw_level",
     "test_several_seeds_in_one_program_are_each_what_they_are_alone",
+    "test_side_by_side_and_resumed_alike",
     "test_small_cell.py",
     "test_statistics_are_quadrigas",
     "test_the_command",
@@ -149,6 +151,7 @@ def make_round() -> Callable[..., tuple[Scenario, Round]]:
             fading=-torch.log1p(-uniform),
             inner=vectors @ vectors.transpose(1, 2),
             number=torch.arange(episodes, dtype=torch.float32),
+            age=torch.zeros(episodes, clients),
         )
 
     return make

@@ -3,6 +3,7 @@
     python deploy.py --nodes 3 --run-config 'num-server-rounds=3 policy="random"'
 
 All processes speak over the loopback; telemetry, update checks and run-time installs are off.
+With --tls every connection is encrypted, by a certificate made for this deployment alone.
 """
 
 from __future__ import annotations
@@ -38,18 +39,38 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate for this machine that vouches for itself, and its key: good for a trial. On
+    real machines use those of your organisation, with the names of the machines in them."""
+    found, key = folder / "server.pem", folder / "server.key"
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30"]
+    words += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
+    words += ["-keyout", str(key), "-out", str(found)]
+    subprocess.run(words, check=True, capture_output=True)
+    return found, key
+
+
 class Deployment:
     """One SuperLink and its SuperNodes, each a process group of its own."""
 
-    def __init__(self, nodes: int, home: Path) -> None:
+    def __init__(self, nodes: int, home: Path, tls: bool = False) -> None:
         self.home = home
+        # How a server shows who it is, how a client checks it, and what `flwr run` is told.
+        self._server, self._client = ["--insecure"], []
+        trusted = "insecure = true"
+        if tls:
+            found, key = certificate(home)
+            self._client = ["--root-certificates", str(found)]
+            self._server = ["--ssl-certfile", str(found), "--ssl-keyfile", str(key)]
+            self._server += ["--ssl-ca-certfile", str(found)]
+            trusted = f'root-certificates = "{found}"'
         self.port, *self._node_ports = free_ports(nodes + 1)
         tools = Path(sys.executable).parent
         path = f"{tools}{os.pathsep}{os.environ.get('PATH', '')}"
         self.environment = os.environ | QUIET | {"FLWR_HOME": str(home), "PATH": path}
         (home / "config.toml").write_text(
             '[superlink]\ndefault = "here"\n\n[superlink.here]\n'
-            f'address = "127.0.0.1:{self.port}"\ninsecure = true\n'
+            f'address = "127.0.0.1:{self.port}"\n{trusted}\n'
         )
         self.superlink: subprocess.Popen[bytes] | None = None
         self.supernodes: list[subprocess.Popen[bytes]] = []
@@ -57,12 +78,13 @@ class Deployment:
     def start(self) -> None:
         """SuperLink first; SuperNodes once it listens."""
         self.superlink = self._process(
-            "superlink", ["flower-superlink", "--insecure", "--port", str(self.port)]
+            "superlink", ["flower-superlink", *self._server, "--port", str(self.port)]
         )
         self._wait_for(self.port)
         count = len(self._node_ports)
         for number, port in enumerate(self._node_ports):
-            words = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self.port}"]
+            words = ["flower-supernode", *self._client, *self._server]
+            words += ["--superlink", f"127.0.0.1:{self.port}"]
             words += ["--port", str(port)]
             words += ["--node-config", f"partition-id={number} num-partitions={count}"]
             self.supernodes.append(self._process(f"supernode-{number}", words))
@@ -120,9 +142,9 @@ class Deployment:
 
 
 @contextlib.contextmanager
-def deployment(nodes: int, home: Path) -> Iterator[Deployment]:
+def deployment(nodes: int, home: Path, tls: bool = False) -> Iterator[Deployment]:
     """A running deployment."""
-    made = Deployment(nodes, home)
+    made = Deployment(nodes, home, tls)
     try:
         made.start()
         yield made
@@ -137,10 +159,11 @@ def main() -> None:
     parser.add_argument("--run-config", default="", help="as for `flwr run --run-config`")
     parser.add_argument("--app", type=Path, default=Path(__file__).parent)
     parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for the whole run")
+    parser.add_argument("--tls", action="store_true", help="encrypt every connection")
     given = parser.parse_args()
     home = Path(tempfile.mkdtemp(prefix="flower-"))
     try:
-        with deployment(given.nodes, home) as made:
+        with deployment(given.nodes, home, given.tls) as made:
             sys.stdout.write(made.run(given.app, given.run_config, given.timeout))
     finally:
         shutil.rmtree(home, ignore_errors=True)

@@ -1,120 +1,61 @@
-"""The command line: `fedfade COMMAND`. Each command lives in `fedfade.commands`."""
+"""Where the command line begins: `fedfade COMMAND`. The commands are in `fedfade.app`.
 
+This module itself is imported in an instant: the seconds in which the rest is fall into `main`, so
+that an interrupt or too little memory ends there like anywhere else.
+"""
+
+import os
 import sys
-from typing import Annotated, Any, NoReturn
+import warnings
+from io import StringIO, TextIOWrapper
 
-import click
-import typer.core
-import typer.main
-from rich.console import Console
-from rich.table import Table
-
-from fedfade import __version__
-from fedfade.bench import command as bench
-from fedfade.commands import channel, options
-from fedfade.commands.compare import compare, replay
-from fedfade.commands.learning import bound, data, learn, partition
-from fedfade.commands.mistakes import mistake
-from fedfade.commands.sweep import sweep
-from fedfade.commands.train import export, train
-from fedfade.commands.verify import verify
-from fedfade.config import load_config, preset_names, preset_summary, render_config
-from fedfade.errors import UserError, out_of_memory
-from fedfade.studies.commands import ladder, reproduce
+from fedfade.errors import out_of_memory
 
 
-class _Argument(typer.core.TyperArgument):
-    """Keeps its help, which click 8.5 takes from Typer's own."""
+class _Stderr(TextIOWrapper):
+    """Standard error without which a run goes on: on a full device nothing more is said."""
 
-    def __init__(self, *, help: str | None = None, **others: Any) -> None:
-        super().__init__(**others)
-        self._purpose = help or ""
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError:
+            self._give_up()
+            return len(text)
 
-    def get_help_record(self, ctx: Any) -> tuple[str, str]:
-        name, rest = super().get_help_record(ctx) or ("", "")
-        return name, f"{self._purpose}  {rest}".strip()
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError:
+            self._give_up()
 
-
-typer.main.TyperArgument = _Argument  # type: ignore[misc]
-typer.core.HAS_RICH = False  # help is plain text, in which Typer would escape brackets for Rich
-
-app = typer.Typer(
-    name="fedfade",
-    help="Federated learning over a fading uplink, slot by slot: who should send where?",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
-)
-
-app.command(short_help="Compare policies: who wins, and why.")(compare)
-app.command(short_help="Draw one round of a comparison, slot by slot.")(replay)
-app.command(short_help="Train QMIX agents on the uplink.")(train)
-app.command(short_help="Write trained agents as ONNX, one per client.")(export)
-app.command(short_help="What is a bit of channel knowledge worth?")(ladder)
-app.command(short_help="Run many configurations.")(sweep)
-app.command(short_help="The paper's figures and claims, from one command.")(reproduce)
-app.command(short_help="Check a finished run: same numbers again?")(verify)
-app.add_typer(channel.app, name="channel", short_help="Draw, show and import channel gains.")
-app.command(short_help="Train with perfect uploads.")(learn)
-app.command(short_help="Deal samples to clients, and draw it.")(partition)
-app.command(short_help="Measure the convergence bound along a run.")(bound)
-app.command(short_help="Get a data set ready.")(data)
-app.add_typer(bench.app, name="bench", short_help="Measure speed on this machine.")
-
-
-@app.callback(invoke_without_command=True)
-def root(
-    version: Annotated[bool, typer.Option("--version", help="print the version and stop")] = False,
-) -> None:
-    """Federated learning over a fading uplink, slot by slot."""
-    if version:
-        Console().print(f"fedfade {__version__}", highlight=False)
-        raise typer.Exit()
-
-
-@app.command(short_help="List the presets.")
-def presets() -> None:
-    """List the presets shipped with the package."""
-    table = Table("preset", "what it is", box=None)
-    for name in preset_names():
-        table.add_row(name, preset_summary(name))
-    Console().print(table)
-
-
-@app.command(short_help="Print the full configuration.")
-def config(preset: options.PresetArgument, overrides: options.SetOption = None) -> None:
-    """Print the full resolved configuration, a comment for each field."""
-    typer.echo(render_config(load_config(preset, overrides or ())), nl=False)
+    def _give_up(self) -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
 
 
 def main() -> None:
-    """Entry point: user errors end with one sentence and exit code 2."""
+    """Entry point: whatever happens, a user sees one sentence."""
+    own = sys.__stderr__
+    if own is None:  # closed
+        sys.stderr = StringIO()
+    elif sys.stderr is own:
+        sys.stderr = _Stderr(own.buffer, own.encoding, own.errors, line_buffering=True)
+    os.environ["MPLBACKEND"] = "agg"  # pictures go to files, whatever windows a shell asks for
+    if any(option.startswith("error") for option in sys.warnoptions):
+        # Warnings of libraries are not the user's to mend; this process and its workers show them.
+        warnings.simplefilter("default")
+        os.environ["PYTHONWARNINGS"] = "default"
     try:
-        sys.exit(app(prog_name="fedfade", standalone_mode=False) or 0)
-    except UserError as error:
-        _end(error)
-    except typer.Abort:  # the input ended
-        sys.exit(1)
-    except click.ClickException as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help; not in click 8.1
-            error.show()
-            sys.exit(error.exit_code)
-        _end(mistake(error))
-    except OSError as error:  # a disk or a pipe that gave up where nobody expected it
-        place = f"{str(error.filename)!r}: " if error.filename else ""
-        _end(UserError(f"{place}{(error.strerror or type(error).__name__).lower()}."))
-    except (MemoryError, RuntimeError) as error:
+        from fedfade.app import run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (MemoryError, RuntimeError, ImportError, SystemError) as error:
         sentence = out_of_memory(error, sys.argv[1] if len(sys.argv) > 1 else "")
         if sentence is None:
             raise
-        _end(sentence)
-
-
-def _end(error: UserError) -> NoReturn:
-    options.say(f"error: {error}", style="bold red")
-    sys.exit(2)
+        sys.stderr.write(f"error: {sentence}\n")  # by what is there: Rich may not be
+        sys.exit(2)
 
 
 if __name__ == "__main__":

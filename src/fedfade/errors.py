@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+from fedfade.shown import plain
+
 
 class UserError(Exception):
     """Something the user typed or handed over is wrong.
@@ -16,8 +18,7 @@ class UserError(Exception):
     """
 
     def __init__(self, sentence: str) -> None:
-        escaped = (c if c.isprintable() else ascii(c)[1:-1] for c in sentence)
-        super().__init__("".join(escaped))
+        super().__init__(plain(sentence, keep=""))
 
 
 def not_allowed(field: str, value: object, allowed: str) -> UserError:
@@ -26,7 +27,10 @@ def not_allowed(field: str, value: object, allowed: str) -> UserError:
     >>> str(not_allowed("radio.clusters", 1, "a whole number of at least 2"))
     'radio.clusters = 1 is not allowed: it must be a whole number of at least 2.'
     """
-    shown = repr(value) if isinstance(value, str) else str(value)
+    try:
+        shown = repr(value) if isinstance(value, str) else str(value)
+    except ValueError:  # Python prints no number of more than 4,300 digits
+        shown = "a number of thousands of digits"
     return UserError(f"{field} = {_short(shown)} is not allowed: it must be {allowed}.")
 
 
@@ -56,6 +60,10 @@ _KNOBS = {
     "sweep": "--workers, or in the sweep's fields qmix.replay_size or learning.batch_size",
     "channel": "--drops",
 }
+_OUT_OF_MEMORY = [
+    *("allocate memory", "out of memory", "alloc_failed", "could not create a primitive"),
+    *("failed to map segment", "error return without exception set"),  # while importing
+]
 _SAVING = {"train", "compare", "reproduce", "sweep"}
 
 
@@ -72,8 +80,7 @@ qmix.batch_size or qmix.replay_size; its last checkpoint is whole.
     """
     text = str(error).lower()
     on_gpu = type(error).__name__ == "OutOfMemoryError" or "cuda" in text or "cublas" in text
-    signs = ("allocate memory", "out of memory", "alloc_failed")
-    if not isinstance(error, MemoryError) and not any(sign in text for sign in signs):
+    if not isinstance(error, MemoryError) and not any(sign in text for sign in _OUT_OF_MEMORY):
         return None
     knobs = _KNOBS.get(command, "the sizes of this configuration")
     kept = "; its last checkpoint is whole" if command in _SAVING else ""

@@ -116,7 +116,7 @@ class Seam:
         >>> CODECS.check("zip")
         Traceback (most recent call last):
         fedfade.errors.UserError: learning.codec = 'zip' is not allowed: it must be one of none, \
-float16, or module:factory.
+float32, float16, int8, int4, sign, topk, int8-progressive, topk-progressive, or module:factory.
         """
         if ":" in name or name in self.built_in:  # entry points are slow to list
             return name
@@ -168,10 +168,14 @@ POLICIES = Seam(
         "block-fading-schedule": "fedfade.allocation.schedules:BlockFadingSchedule",
         "wrap-around-schedule": "fedfade.allocation.schedules:WrapAroundSchedule",
         "wrap-around-choice": "fedfade.allocation.schedules:WrapAroundChoice",
+        "wrap-around-age": "fedfade.allocation.schedules:WrapAroundAge",
+        "wrap-around-innovation": "fedfade.allocation.schedules:WrapAroundInnovation",
         "block-fading-schedule-feedback": "fedfade.allocation.schedules:FinishFeedbackSchedule",
         "shortest-remaining-first": "fedfade.allocation.schedules:ShortestRemainingFirst",
         "deadline-feedback": "fedfade.allocation.deadline:DeadlineFeedback",
         "deadline-matching": "fedfade.allocation.deadline:DeadlineMatching",
+        "progressive-schedule": "fedfade.allocation.progressive:ProgressiveSchedule",
+        "progressive-matching": "fedfade.allocation.progressive:ProgressiveMatching",
     },
 )
 """Who sends where; made without arguments."""
@@ -180,10 +184,20 @@ CODECS = Seam(
     "learning.codec",
     "fedfade.codecs",
     "fedfade.learning.Codec",
-    ("bits", "encode", "decode"),
-    {"none": "fedfade.learning.codecs:AsTrained", "float16": "fedfade.learning.codecs:Float16"},
+    ("encode", "decode"),
+    {
+        "none": "fedfade.learning.codecs:AsTrained",
+        "float32": "fedfade.learning.codecs:AsTrained",
+        "float16": "fedfade.learning.codecs:Float16",
+        "int8": "fedfade.learning.codecs:Int8",
+        "int4": "fedfade.learning.codecs:Int4",
+        "sign": "fedfade.learning.codecs:Sign",
+        "topk": "fedfade.learning.codecs:TopK",
+        "int8-progressive": "fedfade.learning.codecs:Int8Planes",
+        "topk-progressive": "fedfade.learning.codecs:TopK",
+    },
 )
-"""Update -> bits -> update; made from the learning configuration."""
+"""Update -> bits -> update; made from the learning configuration and the sizes of its tensors."""
 
 SERVER_RULES = Seam(
     "learning.server",
@@ -193,6 +207,11 @@ SERVER_RULES = Seam(
     {
         "mean": "fedfade.learning.server_rules:Mean",
         "momentum": "fedfade.learning.server_rules:Momentum",
+        "adam": "fedfade.learning.server_rules:Adam",
+        "yogi": "fedfade.learning.server_rules:Yogi",
+        "mifa": "fedfade.learning.server_rules:Mifa",
+        "fedvarp": "fedfade.learning.server_rules:FedVarp",
+        "scaffold": "fedfade.learning.server_rules:Scaffold",
     },
 )
 """What is averaged and remembered; made from the learning configuration."""

@@ -9,9 +9,10 @@ import hashlib
 import json
 import math
 import os
+import stat
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,11 @@ from fedfade.errors import UserError, not_allowed
 MAX_ARRAY_BYTES = 16 * 2**30
 """No array of a file handed to us may claim more than this."""
 
-_DEFLATE_RATIO = 1032  # no deflated stream grows by more
+_UNPACKED_RATIO, _UNPACKED_FREE = 50, 64 * 2**20
+_NPY_HEADER = 10_200  # no array has a longer one
 _TEMPORARY = ".fedfade-"  # how names of files being written begin
 
-_held: dict[Path, tuple[int, int] | None] = {}
+_held: dict[Path, tuple[int, int]] = {}
 """Folders this process holds, with their device and inode: a folder that was moved away must not
 come into being again, half empty, under its old name."""
 
@@ -43,6 +45,7 @@ def _told(refused: str) -> Iterator[None]:
 
 def make_folder(path: Path) -> Path:
     """Create a folder (and its parents), or say why not."""
+    _check_held(path)
     with _told(f"folder {str(path)!r} cannot be made"):
         path.mkdir(parents=True, exist_ok=True)
     return path
@@ -72,22 +75,66 @@ def writing(path: Path | str) -> Iterator[Path]:
     _check_held(path)
     make_folder(path.parent)
     with _told(f"{str(path)!r} cannot be written"):
-        # The suffix stays last: Matplotlib and NumPy choose the format by it.
-        handle, name = tempfile.mkstemp(prefix=_TEMPORARY, suffix=path.suffix, dir=path.parent)
-        temporary = Path(name)
+        _clear(path.parent.glob(f"{_TEMPORARY}*"))
+        handle, temporary = _temporary(path)
         try:
             os.fchmod(handle, 0o644)
-            os.close(handle)
             yield temporary
             _sync(temporary)
-            os.replace(temporary, path)
-            _sync(path.parent)  # makes the rename itself durable
+            _rename(temporary, path)
         except OSError:
             _check_held(path)
             raise
         finally:
             with suppress(OSError):  # gone already, or its folder is
                 temporary.unlink()
+            os.close(handle)
+
+
+def _temporary(path: Path) -> tuple[int, Path]:
+    """A new file beside `path`, locked while its handle is open, so that `_clear` spares it."""
+    while True:
+        # The suffix stays last: Matplotlib and NumPy choose the format by it.
+        handle, name = tempfile.mkstemp(prefix=_TEMPORARY, suffix=path.suffix, dir=path.parent)
+        with suppress(OSError):  # there are file systems without locks, where nothing is cleared
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(handle).st_nlink:
+            return handle, Path(name)
+        os.close(handle)  # somebody cleared it before it was locked
+
+
+def _clear(files: Iterable[Path]) -> None:
+    """Remove what killed processes left half written, and nothing that is being written."""
+    for file in files:
+        with suppress(OSError):
+            handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                file.unlink()
+            finally:
+                os.close(handle)
+
+
+@contextmanager
+def staying(folder: Path) -> Iterator[None]:
+    """Nothing below `folder` is written, or made anew, once it is no longer where it is now."""
+    _held[place := folder.absolute()] = _identity(folder) or (0, 0)  # gone: nothing has that
+    try:
+        yield
+    finally:
+        del _held[place]
+
+
+def rename(path: Path, new: Path) -> None:
+    """Give a file of ours another name, in one step."""
+    _check_held(new)
+    with _told(f"{str(new)!r} cannot be written"):
+        _rename(path, new)
+
+
+def _rename(path: Path, new: Path) -> None:
+    os.replace(path, new)
+    _sync(new.parent)  # makes the rename itself durable
 
 
 def _check_held(path: Path) -> None:
@@ -132,7 +179,8 @@ def _sync(path: Path) -> None:
 def write_text(path: Path | str, text: str) -> None:
     """Write a text file whole or not at all."""
     with writing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        # A name of a file may hold what is no text; it is spelled out.
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def write_json(path: Path | str, value: object) -> None:
@@ -146,19 +194,34 @@ def save_figure(figure: Any, path: Path | str, dpi: int = 150) -> None:
         figure.savefig(temporary, dpi=dpi)
 
 
+def regular(path: Path | str) -> Path:
+    """A path, unless what is there is a pipe or a device, which may block or never end."""
+    with _told(f"{str(path)!r} cannot be read"):
+        mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # of a folder the system says so itself
+        raise UserError(f"{str(path)!r} cannot be read: it is a pipe or a device, not a file.")
+    return Path(path)
+
+
+def most_unpacked(packed: int) -> int:
+    """Bytes that so many packed ones may unpack to: measured numbers do not shrink like zeros,
+    of which deflate packs a thousand into one."""
+    return _UNPACKED_RATIO * packed + _UNPACKED_FREE
+
+
 def sha256_of(path: Path) -> str:
     """SHA-256 of a file, however large."""
-    with path.open("rb") as file:
+    with regular(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_bytes(path: Path | str, max_bytes: int) -> bytes:
     """A file's content, unless it is larger than allowed."""
     content = b""
-    with _told(f"{str(path)!r} cannot be read"), open(path, "rb") as file:
+    with _told(f"{str(path)!r} cannot be read"), regular(path).open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size <= max_bytes:
-            # A pipe or device has no size: read on until the limit, not into room for all of it.
+            # It may grow meanwhile: read on until the limit, not into room for all of it.
             content = file.read(size)
             while len(content) <= max_bytes and (more := file.read(1 << 20)):
                 content += more
@@ -186,11 +249,11 @@ def read_npz(
 ) -> dict[str, np.ndarray]:
     """Arrays of an `.npz` by name (all, or those of `wanted` that are there).
 
-    Object arrays (pickles), arrays larger than `max_bytes` in all, and arrays larger than what the
-    file really holds are refused from the headers, before anything is allocated.
+    Object arrays (pickles), arrays larger in all than `max_bytes` or than a file of this size may
+    unpack to, are refused from the headers, before anything is allocated.
     """
-    path = Path(path)
-    arrays = {}
+    path, arrays = regular(path), {}
+    max_bytes = min(max_bytes, most_unpacked(path.stat().st_size))
     try:
         with _told(f"{str(path)!r} cannot be read"), zipfile.ZipFile(path) as archive:
             for entry in archive.infolist():
@@ -214,10 +277,9 @@ def _checked_size(
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError("NumPy writes no such archives")
     array = f"array {entry.filename.removesuffix('.npy')!r} in {str(path)!r}"
-    there, claimed = min(entry.compress_size, path.stat().st_size), entry.file_size
-    if claimed > _DEFLATE_RATIO * there + 1000:
-        held = f"more than {there} packed bytes can hold"
-        raise UserError(f"{array} claims {claimed} bytes, {held}.")
+    claimed = entry.file_size
+    if claimed > max_bytes + _NPY_HEADER:
+        raise UserError(f"{array} claims {claimed} bytes; at most {max_bytes} are read.")
     with archive.open(entry) as member:
         first = np.lib.format.read_magic(member) == (1, 0)
         read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
@@ -233,6 +295,21 @@ def _checked_size(
     return size
 
 
+def refuse_links(folder: Path) -> None:
+    """Refuse a folder with links in it: what is written or cleaned up there may lie outside."""
+    for link in _links(folder):
+        raise UserError(f"{link!r} is a link, which may lead out of {str(folder)!r}: remove it.")
+
+
+def _links(folder: Path | str) -> Iterator[str]:
+    with suppress(OSError), os.scandir(folder) as entries:  # somebody may be at work there
+        for entry in entries:
+            if entry.is_symlink():
+                yield entry.path
+            elif entry.is_dir():
+                yield from _links(entry.path)
+
+
 class InUse(UserError):
     """Another process holds a folder."""
 
@@ -242,10 +319,11 @@ def folder_lock(folder: Path) -> Iterator[None]:
     """Hold a run folder; a second holder is refused. The kernel frees it if the process dies.
 
     What a killed process left half written is removed, and so is a new folder into which nothing
-    was written before the user's mistake was found.
+    was written before the user's mistake was found. A folder with links in it is refused.
     """
     new = not folder.exists()
     make_folder(folder)
+    refuse_links(folder)
     name = f"folder {str(folder)!r}"
     with _told(f"{name} cannot be written"):
         handle = open(folder / ".lock", "a+")  # noqa: SIM115 - held until the block ends
@@ -256,18 +334,13 @@ def folder_lock(folder: Path) -> Iterator[None]:
             except BlockingIOError:
                 advice = "wait for it or choose another --out"
                 raise InUse(f"{name} is in use by another fedfade process; {advice}.") from None
-        place = folder.absolute()
-        _held[place] = _identity(folder)
-        try:
-            for rest in [*folder.glob(f"{_TEMPORARY}*"), *folder.glob(f"*/{_TEMPORARY}*")]:
-                with suppress(OSError):
-                    rest.unlink()
-            yield
-        except UserError:
-            with suppress(OSError):  # gone already, or somebody has just put something there
-                if new and os.listdir(folder) == [".lock"]:
-                    take_back(folder / ".lock")
-                    folder.rmdir()
-            raise
-        finally:
-            del _held[place]
+        with staying(folder):
+            try:
+                _clear(folder.rglob(f"{_TEMPORARY}*"))
+                yield
+            except UserError:
+                with suppress(OSError):  # gone already, or somebody has just put something there
+                    if new and os.listdir(folder) == [".lock"]:
+                        take_back(folder / ".lock")
+                        folder.rmdir()
+                raise

@@ -1,14 +1,18 @@
 """What `fedfade train` and `fedfade export` say to the person who types them."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from fedfade.agents import load_checkpoint
+from fedfade.agents import Report, Trainer, load_checkpoint
 from fedfade.commands.train import MIXER_NAMES
+from fedfade.config import load_config
+from fedfade.errors import UserError
+from fedfade.experiments.sweep_commands import Train
 
 
 def words(changes: list[str]) -> list[str]:
@@ -29,6 +33,48 @@ def test_whole_batches_are_announced_and_a_finished_training_says_so(
     even = fedfade(*asked[:-3], 60, *asked[-2:])  # goes on from 40
     assert "60/60 episodes" in even.err
     assert "batches of" not in even.err
+
+
+def test_an_interrupt_in_the_last_batch_still_leaves_a_curve(
+    fedfade, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ["train", "small-cell", *words(overrides), "--episodes", 40, "--out", tmp_path]
+    real, played = Trainer.play_batch, []
+
+    def interrupted(self: Trainer) -> list[Report]:
+        played.append(self)
+        if len(played) in (1, 2):  # the first of two batches, and then the second
+            signal.raise_signal(signal.SIGINT)
+        return real(self)
+
+    monkeypatch.setattr(Trainer, "play_batch", interrupted)
+    answer = fedfade(*asked)
+    assert answer.code == 130
+    assert "stopped; the same command continues" in answer.err
+    answer = fedfade(*asked)
+    assert answer.code == 0, answer.err
+    assert "stopped" not in answer.err
+    assert answer.out.startswith("40 episodes, ")
+    assert (tmp_path / "curve.png").exists()
+
+
+def test_a_training_is_overwritten_when_asked(
+    fedfade, overrides: list[str], tmp_path: Path
+) -> None:
+    asked = ["train", "small-cell", *words(overrides), "--episodes", 20, "--out"]
+    other = ["--set", "qmix.gamma=0.5"]
+    assert fedfade(*asked, tmp_path / "one").code == 0
+    before = (tmp_path / "one" / "checkpoint.json").read_bytes()
+    assert fedfade(*asked, tmp_path / "one", *other).code == 2
+    wrong = ["--overwrite", "--gradients", "none.npz"]
+    assert fedfade(*asked, tmp_path / "one", *wrong).code == 2
+    assert (tmp_path / "one" / "checkpoint.json").read_bytes() == before
+    for folder in ("one", "fresh"):
+        answer = fedfade(*asked, tmp_path / folder, *other, "--overwrite")
+        assert answer.code == 0, answer.err
+    one, fresh = (load_checkpoint(tmp_path / folder) for folder in ("one", "fresh"))
+    assert one.files == fresh.files
+    assert len(list((tmp_path / "one").glob("*.safetensors"))) == 2
 
 
 @pytest.mark.parametrize("mixer", ["qmix", "qplex", "vdn", "independent"])
@@ -93,3 +139,33 @@ def test_training_needs_no_extras(overrides: list[str], tmp_path: Path) -> None:
     )
     assert refused.returncode == 2
     assert "fedfade export needs ONNX: pip install 'fedfade[onnx]'" in refused.stderr
+
+
+def test_data_traces_and_code_that_changed_are_not_the_trainings(
+    fedfade, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a training on the old and half on the new would pass as one."""
+    monkeypatch.chdir(tmp_path)
+    code = Path("own_model.py")
+    code.write_text("from fedfade.learning.model import mlp\n\nmake = lambda *given: mlp(*given)\n")
+    sample = ["channel", "sample", "--drops", 20, "--out", "drops.npz", "--seed"]
+    assert fedfade(*sample, 0).code == 0
+    fields = ["radio.source=traces", "radio.traces=drops.npz", "learning.model=own_model:make"]
+    asked = ["train", "small-cell", "--out", "run", *words([*overrides, *fields]), "--episodes"]
+    assert fedfade(*asked, 20).code == 0
+    again = ([*asked, 40], ["verify", "run"])
+    for command in again:
+        assert fedfade(*command).code == 0
+    before = code.read_text()
+    code.write_text(before + "# another\n")
+    for command in again:
+        answer = fedfade(*command)
+        assert answer.code == 2
+        assert "'own_model:make' has changed since the run in 'run' began" in answer.err
+    code.write_text(before)
+    assert fedfade(*sample, 5).code == 0
+    for command in again:
+        assert "'drops.npz' has changed" in fedfade(*command).err
+    config = load_config("small-cell", [*overrides, *fields, "qmix.episodes=40"])
+    with pytest.raises(UserError, match=r"'drops\.npz' has changed"):
+        Train().lines(config, Path("run"))

@@ -42,7 +42,7 @@ def played(runs: int, seed: int, decisions: int = 4, episodes: int = 12) -> Epis
         choice = torch.randint(ACTIONS, by_agent, generator=generator)
         log_prob = math.log(1 / ACTIONS) + 0.3 * torch.randn(by_agent, generator=generator)
         reward = 2.0 + torch.randn(runs, episodes, generator=generator)
-        memory.act(choice, reward)
+        memory.act(choice, reward, torch.randint(ACTIONS, by_agent, generator=generator))
         memory.log_prob[number] = log_prob
         finished = finished | (torch.rand(by_agent, generator=generator) > 0.7)
     return memory
@@ -51,7 +51,7 @@ def played(runs: int, seed: int, decisions: int = 4, episodes: int = 12) -> Epis
 def part_of(memory: EpisodeMemory, run: int) -> EpisodeMemory:
     """One run's episodes by themselves."""
     alone = EpisodeMemory(memory.decisions, memory.episodes, AGENTS, WIDTH, STATE, 1)
-    for name in ("observation", "choice", "log_prob", "active"):
+    for name in ("observation", "choice", "lesson", "log_prob", "active"):
         getattr(alone, name).copy_(getattr(memory, name).chunk(memory.state.shape[1], 1)[run])
     for name in ("state", "reward"):
         getattr(alone, name).copy_(getattr(memory, name)[:, run : run + 1])
@@ -125,7 +125,7 @@ class Plain:
 
         return mean(1), math.sqrt(mean(2) - mean(1) ** 2)
 
-    def update(self, memory: EpisodeMemory, done: float) -> None:
+    def update(self, memory: EpisodeMemory, done: float, lessons: float) -> None:
         decisions, episodes = memory.decisions, memory.episodes
         state, reward = memory.state[:-1, 0], memory.reward[:, 0]  # [decision, episode, ...]
         mean, deviation = self.normal()
@@ -156,6 +156,7 @@ class Plain:
                 ratio * advantage[t, e], ratio.clamp(1 - clip, 1 + clip) * advantage[t, e]
             )
             losses.append(-gain - (start + (end - start) * done) * policy.entropy())
+            losses[-1] = losses[-1] - lessons * policy.log_prob(memory.lesson[t, n, e])
         loss = torch.stack(losses).mean()
         error = (self.critic(state)[..., 0] - (returns - mean) / deviation).square().mean()
         rates = (self.mappo.rate, self.mappo.critic_rate)
@@ -180,8 +181,9 @@ def test_updates_are_those_of_a_plain_implementation(
     for number in range(4):
         memory, done = played(1, seed=number), number / 10
         monkeypatch.setattr(learner, "_remember_odds", lambda memory: None)  # of agents of before
-        learner.update(memory, torch.tensor(done))
-        plain.update(memory, done)
+        lessons = 0.3 * number
+        learner.update(memory, torch.tensor(done), torch.tensor(lessons))
+        plain.update(memory, done, lessons)
         for mine, theirs in plain.pairs(learner):
             # a hundredth of a step: Adam magnifies the rounding of tiny gradients
             torch.testing.assert_close(theirs, mine.detach(), atol=1e-4, rtol=1e-4)

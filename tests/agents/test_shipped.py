@@ -36,10 +36,11 @@ def test_shipped_agents_beat_the_block_fading_schedule(preset: str) -> None:
     assert uploads(agents, config) >= uploads(schedule, config) + 0.3
 
 
-def test_agents_that_learned_to_pack_see_no_plan() -> None:
+@pytest.mark.parametrize("name", ["qmix-hold", "mappo-hold"])
+def test_agents_that_learned_to_pack_see_no_plan(name: str) -> None:
     """On hundreds of rounds they deliver a tenth more than the schedule; on 12 no less."""
     config = load_config("paper", UNSEEN)
-    agents = compared_policy(config, "qmix-hold")
+    agents = compared_policy(config, name)
     assert agents.scope == "local"
     assert not {"schedule", "reservation"} & {*agents.observed.observe}
     schedule = load_policy("block-fading-schedule")

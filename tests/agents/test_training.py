@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,11 @@ RESUMED = {
         *("qmix.candidates=4", "qmix.candidate_rounds=6", "qmix.average_weights=0.5"),
         *("qmix.optimiser=adam", "qmix.final_rate=0.1", "qmix.mask_finished=true"),
         *("qmix.hold_slots=5", "qmix.n_step=2", "qmix.clip_gradient=1"),
+    ],
+    "coded": [
+        *("qmix.gradients=learning", "learning.local_work=1", "learning.codec=int8-progressive"),
+        *("learning.error_feedback=true", "learning.count_partial=true", "run.restart=same"),
+        *("learning.payload_factors=0.5", "qmix.candidates=2", "qmix.candidate_rounds=2"),
     ],
 }
 
@@ -324,7 +330,7 @@ def test_several_seeds_of_other_networks(overrides: list[str], change: str) -> N
 
 
 def test_seeds_saved_at_different_moments_draw_level(tiny: Config, tmp_path: Path) -> None:
-    """As after a kill between two saves: one seed is two batches behind. The other is trained
+    """One seed is two batches behind, having been stopped alone. The other is trained
     without it for a while, which rounds sums differently."""
     train(tiny, tmp_path / "whole", seeds=[0, 1])
     with pytest.raises(Interrupted):
@@ -335,6 +341,34 @@ def test_seeds_saved_at_different_moments_draw_level(tiny: Config, tmp_path: Pat
     for seed in ("seed-0", "seed-1"):
         one = final_tensors(tmp_path / "whole" / seed)
         same_run(one, final_tensors(tmp_path / "parts" / seed))
+
+
+def test_a_kill_at_any_moment_of_a_save_of_two_seeds(
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both go on from the old save or both from the new: to the bits of a run nobody killed."""
+    config, rename = load_config("small-cell", [*overrides, "qmix.episodes=60"]), os.replace
+    seeds = {"checkpoint_s": 0.0, "seeds": [0, 1]}
+    train(config, tmp_path / "whole", None, **seeds)
+    # Two renames of config.yaml; a save: two tensor files and the index of a seed prepared, then
+    # that of the other, then both taken. The last three of the first save, and all of the second.
+    for stop in range(8, 2 + 8 * 2 + 1):
+        left = iter(range(1, stop))
+
+        def dying(*paths: Path, left: Iterator[int] = left) -> None:
+            if next(left, None) is None:
+                raise Interrupted
+            rename(*paths)
+
+        monkeypatch.setattr(os, "replace", dying)
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / str(stop), None, **seeds)
+        monkeypatch.setattr(os, "replace", rename)
+        train(config, tmp_path / str(stop), None, **seeds)
+        for seed in ("seed-0", "seed-1"):
+            one, other = (tmp_path / name / seed for name in ("whole", str(stop)))
+            assert same_bits(final_tensors(one), final_tensors(other)), stop
+            assert {p.name for p in one.iterdir()} == {p.name for p in other.iterdir()}
 
 
 def test_who_lags_behind_is_not_trained_past_the_end(overrides: list[str], tmp_path: Path) -> None:
@@ -410,6 +444,14 @@ def test_a_pickle_with_a_matching_digest_is_still_not_loaded(trained: Path, tiny
     (trained / "checkpoint.json").write_text(json.dumps(index))
     with pytest.raises(UserError, match="no safetensors file"):
         load_policy_checkpoint(trained, tiny)
+
+
+@pytest.mark.parametrize(
+    "curve", [torch.full((2, 7), torch.nan), torch.ones(7) * 1j, torch.ones(5)]
+)
+def test_a_curve_that_is_none(curve: torch.Tensor) -> None:
+    with pytest.raises(UserError, match="tensor 'curve' of the checkpoint does not hold"):
+        run_module._read_curve({"curve": curve})
 
 
 def test_a_diverging_training_keeps_its_last_good_checkpoint(tiny: Config, tmp_path: Path) -> None:

@@ -44,6 +44,10 @@ def instance(snr_db: float, clients: int, bands: int, seed: int, spread_db: floa
     return 10 ** (level / 10) * fading
 
 
+def everybody(snr: Tensor) -> Tensor:
+    return torch.arange(snr.shape[1]).expand(len(snr), -1)
+
+
 @pytest.mark.parametrize("snr_db", range(-10, 45, 5))
 def test_equals_enumeration_at_every_snr(snr_db: int) -> None:
     for seed in range(4):
@@ -110,11 +114,49 @@ def test_noise_scales_out_and_done_clients_stay_silent() -> None:
     assert (max_sum_rate(torch.zeros(4, 2), 1.0) == -1).all()
 
 
+@pytest.mark.parametrize(("clients", "bands"), [(10, 4), (6, 8), (16, 20), (25, 5)])
+@pytest.mark.parametrize("faded", [True, False])
+def test_done_clients_drop_out_of_the_search(
+    monkeypatch: pytest.MonkeyPatch, clients: int, bands: int, faded: bool
+) -> None:
+    """The answer is that of the whole problem, where many choices are as good too (no fading)."""
+    snr = torch.stack([instance(3, clients, bands, seed) for seed in range(clients + 1)])
+    snr = snr if faded else snr[..., :1].repeat(1, 1, bands)
+    for count, slot in enumerate(snr):
+        slot[torch.randperm(clients, generator=torch.Generator().manual_seed(count))[count:]] = 0.0
+    name = "_subset_convolution" if clients <= 12 else "_local_search"
+    search, searched = getattr(module, name), []
+
+    def counted(snr: Tensor, who: Tensor) -> Tensor:
+        searched.append((len(snr), who.shape[1]))
+        answer: Tensor = search(snr, who)
+        return answer
+
+    monkeypatch.setattr(module, name, counted)
+    monkeypatch.setattr(module, "_MOVES", 1)  # a slot at a time: as few clients as are left
+    together = max_sum_rate(snr, 1.0)
+    for count, slot in enumerate(snr):
+        searched.clear()
+        alone = max_sum_rate(slot, 1.0)
+        assert torch.equal(alone, together[count])
+        room = (
+            count if clients > 12 else (clients + 1) // 2 if 2 * count <= clients + 1 else clients
+        )
+        assert searched in ([], [(1, room)] if count else [])
+        if searched:
+            whole = search(slot[None], everybody(slot[None]))[0]
+            sends = slot.gather(-1, whole.clamp(min=0)[:, None]).squeeze(-1) > 0
+            assert torch.equal(alone, torch.where(sends, whole, -1))
+
+
 def test_twelve_clients_and_sixteen_sub_bands() -> None:
     snr = torch.stack([instance(-3, 12, 16, seed, spread_db=1.0) for seed in range(2)])
     band = max_sum_rate(snr, 1.0)
     assert band.shape == (2, 12)
-    assert (sum_rate_nats(snr, band) >= sum_rate_nats(snr, _local_search(snr)) * (1 - 1e-6)).all()
+    assert (
+        sum_rate_nats(snr, band)
+        >= sum_rate_nats(snr, _local_search(snr, everybody(snr))) * (1 - 1e-6)
+    ).all()
 
 
 def test_local_search_is_close_to_exact() -> None:
@@ -122,7 +164,7 @@ def test_local_search_is_close_to_exact() -> None:
     for snr_db in (-10, -5, 0, 5):
         snr = torch.stack([instance(snr_db, 10, 4, seed) for seed in range(60)])
         exact = sum_rate_nats(snr, max_sum_rate(snr, 1.0))
-        found = sum_rate_nats(snr, _local_search(snr))
+        found = sum_rate_nats(snr, _local_search(snr, everybody(snr)))
         assert (found <= exact * (1 + 1e-6)).all()
         assert float((found / exact).mean()) > 0.99
 

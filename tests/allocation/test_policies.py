@@ -22,8 +22,17 @@ from fedfade.allocation import (
 from fedfade.allocation.baselines import RandomBand
 from fedfade.allocation.play import Observations, RecordedRounds, make_view, slots_at_once
 from fedfade.allocation.policy import ActionChecks
+from fedfade.allocation.progressive import equal_time
 from fedfade.errors import UserError
-from fedfade.uplink import Progress, observation_width, observe, start_round, state_width
+from fedfade.uplink import (
+    Progress,
+    Round,
+    observation_width,
+    observe,
+    plan,
+    start_round,
+    state_width,
+)
 from tests.conftest import TINY
 
 LOCAL = [name for name in BUILT_IN if load_policy(name).scope != "central"]
@@ -62,8 +71,10 @@ def test_a_view_holds_no_more_than_its_scope(make_round) -> None:
         policy = load_policy(name)
         view = make_view(policy, scenario, round_, progress, 0, keys)
         assert (view.finished is None) == (policy.scope == "local")
-        assert view.deviation is None  # none of the built-in ones looks at gradients
-        assert view.inner is None
+        by_worth = name in ("wrap-around-age", "wrap-around-innovation")
+        assert (view.deviation is None) == (not by_worth)  # the others look at no gradients
+        assert (view.inner is None) == (name != "wrap-around-innovation")
+        assert (view.age is None) == (not by_worth)
 
 
 # Uploads per round out of 10 under Rayleigh fading with the paper's payload: which policy
@@ -237,6 +248,99 @@ def test_who_has_nothing_to_send_takes_nobodys_turn(name: str, make_round) -> No
     assert not sending[:, :, bits[0] == 0].any()
     if name not in ("random", "wrap-around-schedule", "wrap-around-choice"):
         assert sending[0, :, [3, 8]].all()
+
+
+OWN = torch.tensor([0.1, 3.0, 1.0, 0.5, 2.0, 0.2, 1.0, 0.4, 0.7, 1.5])  # payloads, of one S
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_everybody_has_a_payload_of_its_own(name: str, make_round) -> None:
+    """A list of equal ones is a number; of unequal ones, nobody sends more than it has, and the
+    genie knows them too."""
+    small = ("radio.slots=50", "learning.payload_bits=2000000")
+    scenario, round_ = make_round(12, 6, episodes=4, overrides=small)
+    bits, policy, keys = scenario.payload_bits, load_policy(name), torch.arange(4)
+    equal = replace(scenario, payload_bits=torch.full((10,), bits))
+    for one, other in zip(
+        play_round(policy, scenario, round_, keys)[:5],
+        play_round(policy, equal, round_, keys)[:5],
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+    unequal = replace(scenario, payload_bits=OWN * bits)
+    outcome = play_round(policy, unequal, round_, keys)
+    assert torch.equal(outcome.delivered, outcome.bits >= OWN * bits)
+    assert (outcome.bits <= OWN * bits).all()
+    assert (outcome.delivered.sum(-1) <= genie_bound(unequal, round_)).all()
+    # What is left is a share of the own payload: so it is to begin with the same bits of one
+    # that is as large for all, except to those who see their share.
+    if name in ("random", "max-individual-rate", "max-sum-rate"):
+        start = Progress((OWN * bits).expand(4, -1))
+        assert torch.equal(
+            play_round(policy, scenario, round_, keys, start=start).bits, outcome.bits
+        )
+
+
+def test_plans_go_by_the_own_payload(make_round) -> None:
+    """Equal clients, two of them with a tenth to send: they are first and done in a tenth."""
+    scenario, round_ = make_round(15, 0, episodes=2)
+    own = torch.ones(10)
+    own[[4, 7]] = 0.1
+    unequal = replace(scenario, payload_bits=own * scenario.payload_bits)
+    snr = round_.alpha * (scenario.full_power_w / scenario.noise_w)
+    table = plan.timetable(unequal, snr, round_.number)
+    assert (table.rank[:, [4, 7]] < 2).all()
+    whole = plan.expected_slots(scenario, snr)
+    torch.testing.assert_close((table.end - table.start)[:, 4], 0.1 * whole[:, 4])
+    order = plan.service_order(unequal, snr, round_.number)
+    torch.testing.assert_close(order.slots[:, 4], 0.1 * order.slots[:, 3])
+    reserved = plan.reserve(unequal, snr, round_.number)
+    assert (reserved.rank[:, [4, 7]] < 2).all()
+
+
+@pytest.mark.parametrize("bits", [1e-6, 1.0])
+def test_a_payload_of_one_bit(bits: float, make_round) -> None:
+    scenario, round_ = make_round(15, 0, episodes=2, overrides=("radio.slots=50",))
+    for name in BUILT_IN:
+        tiny = replace(scenario, payload_bits=bits)
+        assert uploads(load_policy(name), tiny, round_) == 10, name
+
+
+def test_time_is_shared_equally() -> None:
+    """Against filling up a little at a time."""
+    needed = torch.tensor([[3.0, 50.0, 20.0, 8.0], [1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 99.0, 1.0]])
+    for slots in (5.0, 40.0, 1000.0):
+        filled, step = torch.zeros_like(needed), 0.01
+        for _ in range(100_000):
+            open_ = filled < needed
+            if not (going := open_.any(-1) & (filled.sum(-1) < slots)).any():
+                break
+            filled += step * (open_ & going[:, None])
+        torch.testing.assert_close(equal_time(needed, slots), filled, atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["progressive-schedule", "progressive-matching"])
+def test_more_clients_are_of_use_where_a_part_counts(name: str, make_round) -> None:
+    """A quarter of an upload holds the signs and the highest bits: more than under a policy that
+    keeps all slots for those who finish."""
+    scenario, round_ = make_round(14, 6, episodes=6)
+    keys = torch.arange(6)
+    shares = [
+        play_round(load_policy(one), scenario, round_, keys).bits / scenario.payload_bits
+        for one in (name, "wrap-around-choice")
+    ]
+    useful, finished = ((share >= 0.26).sum(-1).float().mean() for share in shares)
+    assert useful >= finished + 1
+
+
+def test_what_arrived_is_a_share_where_a_part_counts(make_round) -> None:
+    scenario, round_ = make_round(14, 6, episodes=3)
+    partial = replace(scenario, count_partial=True)
+    outcome = play_round(load_policy("random"), partial, round_, torch.arange(3))
+    share = outcome.arrived(partial)
+    torch.testing.assert_close(share, outcome.bits / scenario.payload_bits)
+    assert torch.equal(share >= 1, outcome.delivered)
+    assert outcome.arrived(scenario) is outcome.delivered
 
 
 def test_bits_add_up(make_round) -> None:
@@ -451,3 +555,34 @@ def test_what_knows_no_fading_has_none_of_old(name: str) -> None:
     with pytest.raises(UserError) as caught:
         load_policy(f"{name}@5", others=["qmix"])
     assert f"policy = '{name}@5' is not allowed: it must be {name}," in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["wrap-around-age", "wrap-around-innovation"])
+def test_who_counts_more_is_served_first(name: str, make_round) -> None:
+    """With equal worth it is the plan of wrap-around-choice; at equal gains the worthiest deliver;
+    a client that cannot finish alone gets in nobody's way, whatever it is worth."""
+    scenario, round_ = make_round(14, 3, episodes=8)
+    clients, keys = scenario.clients, torch.arange(8)
+
+    def worth(each: torch.Tensor, of: Round) -> Round:
+        return of._replace(inner=torch.diag_embed(each), age=each - 1.0)
+
+    def delivered(policy: str, of: Round) -> torch.Tensor:
+        return play_round(load_policy(policy), scenario, of, keys).delivered
+
+    plain = delivered("wrap-around-choice", round_)
+    same = delivered(name, worth(torch.ones(8, clients), round_))
+    assert torch.equal(same, plain)
+    alike = round_._replace(alpha=torch.full_like(round_.alpha, float(round_.alpha.mean())))
+    each = 1.0 + torch.stack([torch.randperm(clients) for _ in range(8)]).float()
+    found = delivered(name, worth(each, alike))
+    least = torch.where(found, each, torch.inf).amin(-1)
+    most = torch.where(found, 0.0, each).amax(-1)
+    assert 0 < int(found.sum()) < found.numel()
+    assert bool((least > most).all())  # the served are the worthiest
+    lost = alike._replace(alpha=alike.alpha.clone())
+    lost.alpha[:, 0] *= 1e-6
+    each = torch.ones(8, clients)
+    each[:, 0] = 1e6
+    count = delivered(name, worth(each, lost)).sum()
+    assert int(count) >= int(delivered("wrap-around-choice", lost).sum()) - 8

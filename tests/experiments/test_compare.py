@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import pkgutil
 import re
 import shutil
 import signal
@@ -17,13 +18,17 @@ import numpy as np
 import pytest
 import torch
 
+from fedfade.agents import shipped_policies
 from fedfade.agents.checkpoint import load_checkpoint
 from fedfade.config import load_config
 from fedfade.experiments import RunFolder, compare_many, compared_names, read_rows, series
+from fedfade.experiments.comparison import Comparison
 from fedfade.experiments.metrics import Row, summarise
-from fedfade.experiments.report import level_with_best, verdict
-from fedfade.experiments.run_folder import commit_of
+from fedfade.experiments.report import level_with_best, verdict, write_report
+from fedfade.experiments.run_folder import commit_of, folder_name
+from fedfade.experiments.uploads import Uplink
 from fedfade.learning import Updates, gradient_bias
+from fedfade.seams import POLICIES
 from fedfade.storage import read_npz, write_npz
 from tests.conftest import TINY
 
@@ -155,8 +160,13 @@ def test_a_folder_of_another_config_is_refused(fedfade, tmp_path: Path) -> None:
 
 BAD = [
     (["--policies", "magic"], "policy = 'magic' is not allowed"),
-    (["--policies", "qmix-plus-plus"], "qmix, qmix-hold, qmix-plus, or module:factory"),
+    (["--policies", "qmix-plus-plus"], "mappo-hold, qmix, qmix-hold, qmix-plus, or module:factory"),
     (["--policies", "genie"], "it needs a policy"),
+    (
+        ["--policies", "qmix-plus", "--set", "learning.payload_bits=auto"],
+        "policy 'qmix-plus' does not fit: ",
+    ),
+    (["--policies", "qmix-plus"], "what does: wrap-around-choice, or agents of your own"),
     (["--policies", ""], "allocation.policies"),
     (["--set", "learning.clients=0"], "learning.clients = 0"),
     (["--rounds", "0"], "run.rounds = 0"),
@@ -184,6 +194,130 @@ def test_a_mistake_takes_nothing_from_a_folder_that_was_there(fedfade, tmp_path:
     before = {p.name for p in tmp_path.iterdir()}
     assert fedfade(*words, "--policies", "random").code == 2
     assert {p.name for p in tmp_path.iterdir()} == before
+
+
+def test_default_folders_do_not_collide(fedfade, tmp_path: Path, monkeypatch) -> None:
+    """Every configuration has one of its own, and so have other agents and other code."""
+    monkeypatch.chdir(tmp_path)
+    few = [*SETTINGS, "--rounds", 1, "--seeds", 1]
+    own = [*SETTINGS, "--episodes", 20, "--set", "qmix.hidden=[4]"]
+    assert fedfade("train", "paper", *own, "--out", "agents").code == 0
+    asked = [[], ["--set", "radio.clusters=5"], ["--checkpoint", "agents"]]
+    folders = []
+    for words in [*asked, asked[0]]:  # the first once more
+        answer = fedfade("compare", "paper", *few, "--policies", "random", *words)
+        assert answer.code == 0, answer.err
+        folders.append(Path(answer.out.split("report: ")[1].replace("\n", "")).parent)
+    assert "already finished" in answer.err
+    assert len(set(folders)) == 3
+    assert folders[0] == folders[3]
+    assert "clusters=5" in folders[1].name or len(folders[1].name) > 60
+    assert folder_name("ring", load_config("ring"), load_config("ring")) == "ring"
+    Path("ring.yaml").write_text("run: {rounds: 7}")
+    same = load_config("ring.yaml")
+    assert folder_name("ring.yaml", same, same).startswith("ring-")
+    # Where there are no agents, that is the mistake, whatever --out holds.
+    answer = fedfade("compare", "paper", *few, "--out", folders[0], "--checkpoint", folders[1])
+    assert answer.code == 2
+    assert "holds no checkpoint.json" in answer.err
+
+
+def test_a_run_is_overwritten_when_asked(fedfade, tmp_path: Path) -> None:
+    out, fresh = tmp_path / "run", tmp_path / "fresh"
+    base = ["compare", "paper", "--policies", "random", *SETTINGS, "--rounds", 1]
+    other = [*base, "--set", "radio.clusters=5", "--overwrite"]
+    assert fedfade(*base, "--out", out).code == 0
+    (out / "notes.txt").write_text("mine")
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    answer = fedfade(*base, "--out", out, "--overwrite", "--policies", "magic")
+    assert answer.code == 2
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
+    for place in (out, fresh):
+        answer = fedfade(*other, "--out", place)
+        assert answer.code == 0, answer.err
+        assert "already finished" not in answer.err
+    assert (out / "metrics.csv").read_text() == (fresh / "metrics.csv").read_text()
+    assert (out / "notes.txt").read_text() == "mine"
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.tex").write_text("precious")
+    assert "thesis.tex" in fedfade(*other, "--out", foreign).err
+    assert [p.name for p in foreign.iterdir() if p.name != ".lock"] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize(
+    "place", ["comparison.Comparison.finish", "report._pictures", "comparison.write_npz"]
+)
+def test_an_interrupt_after_the_last_round_still_leaves_a_report(
+    place: str, fedfade, tmp_path: Path, monkeypatch
+) -> None:
+    name = f"fedfade.experiments.{place}"
+    real = pkgutil.resolve_name(name)
+
+    def interrupted(*given: object) -> object:
+        signal.raise_signal(signal.SIGINT)
+        return real(*given)
+
+    monkeypatch.setattr(name, interrupted)
+    few = [*SETTINGS, "--rounds", 1, "--seeds", 1, "--policies", "random"]
+    answer = fedfade("compare", "paper", *few, "--out", tmp_path)
+    assert answer.code == 0, answer.err
+    assert "stopped" not in answer.err
+    assert (tmp_path / "report.html").exists()
+    assert "playing 1 round x 1 seed at a time; 1 model trained side by side" in answer.err
+
+
+def test_an_interrupt_after_the_last_round_stops_what_comes_after(
+    tiny, tmp_path: Path, monkeypatch
+) -> None:
+    """Of several comparisons one after another: this one is finished, the next not begun."""
+    real = Comparison.finish
+
+    def interrupted(self: Comparison, folder: RunFolder) -> None:
+        signal.raise_signal(signal.SIGINT)
+        real(self, folder)
+
+    monkeypatch.setattr(Comparison, "finish", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compare_many([tiny], [tmp_path], torch.device("cpu"))
+    assert RunFolder(tmp_path, tiny, torch.device("cpu")).finished
+
+
+@pytest.mark.parametrize("bits", [2e6, 1e9])
+def test_the_outlook_is_what_a_round_has_room_for(bits: float) -> None:
+    """On a ring all are alike: how often the slots that one needs fit, by a plain mean of rates."""
+    config = load_config("small-cell", [f"learning.payload_bits={bits}"])
+    text = Uplink(config, bits, torch.device("cpu")).outlook()
+    fading = np.random.default_rng(0).exponential(size=10**6)
+    rate = np.log2(1 + 100 * fading).mean() * config.radio.bandwidth_hz  # at 20 dB
+    needed = bits / (rate * config.radio.slot_s)
+    told, fit = (float(n) for n in re.findall(r"about ([\d.e+]+) of", text))
+    assert told == pytest.approx(needed, rel=0.005, abs=0.5)
+    slots, clients, bands = config.radio.slots, config.learning.clients, config.radio.subbands
+    assert fit == min(clients, int(bands * slots / needed)) * (needed <= slots)
+    assert ("hardly anybody" in text) == (fit == 0) == (bits == 1e9)
+    if fit == 0:  # what it advises helps
+        advised = float(re.search(r"payload_bits below ([\d.e+]+)", text)[1])
+        assert Uplink(config, 0.9 * advised, torch.device("cpu")).outlook().count("hardly") == 0
+
+
+def test_the_outlook_comes_before_a_run(fedfade, tmp_path: Path) -> None:
+    few = [*SETTINGS, "--rounds", 1, "--seeds", 1, "--policies", "random"]
+    answer = fedfade("compare", "paper", *few, "--out", tmp_path)
+    told = answer.err.replace("\n", " ")
+    assert re.match(
+        r"a median client needs about \d+ of 20 slots alone on a sub-band; about ", told
+    )
+
+
+def test_the_help_names_every_policy_and_default(fedfade) -> None:
+    told = fedfade("compare", "--help").out
+    for name in (*POLICIES.built_in, *shipped_policies(), "perfect", "genie"):
+        assert re.search(rf"[ ,]{name}[,\n]", told), name
+    for command in ("compare", "train", "learn"):
+        told = re.sub(r"\n {10,}", " ", fedfade(command, "--help").out)
+        for line in re.findall(r"(?m)^  --(?:seeds?|rounds|device|episodes) .*", told):
+            assert "default" in line, (command, line)
 
 
 def test_comparisons_and_trainings_keep_apart(fedfade, tmp_path: Path) -> None:
@@ -354,7 +488,10 @@ def test_agents_that_do_not_fit_are_said_to_be_left_out(fedfade, tmp_path: Path)
     few = ["--set", "run.rounds=1", "--set", "run.seeds=1", "--set", "radio.slots=5"]
     answer = fedfade("compare", "small-cell", *few, "--out", tmp_path / "run")
     assert answer.code == 0
-    assert "left out, being trained for another scenario: qmix, qmix-hold, qmix-plus" in answer.err
+    assert (
+        "left out, being trained for another scenario: mappo-hold, qmix, qmix-hold, qmix-plus"
+        in answer.err
+    )
 
 
 def test_agents_named_twice_are_compared_once() -> None:
@@ -412,7 +549,14 @@ def test_replay_of_other_gradients_is_one_sentence(damage: str, fedfade, tmp_pat
     else:
         del stored[damage]
     write_npz(out / "gradients.npz", stored)
-    answer = fedfade("replay", out, "--policy", "random", "--round", 2, "--seed", 1)
+    replay = ["replay", out, "--policy", "random", "--round", 2, "--seed", 1]
+    answer = fedfade(*replay)
+    assert answer.code == 2
+    assert "gradients.npz in" in answer.err
+    record = json.loads((out / "run.json").read_text())
+    del record["left"]  # as in a run of an older version
+    (out / "run.json").write_text(json.dumps(record))
+    answer = fedfade(*replay)
     assert answer.code == 2
     assert "does not belong to this run" in answer.err
 
@@ -430,24 +574,67 @@ def test_strings_from_the_config_are_escaped(fedfade, tmp_path: Path) -> None:
     assert "&lt;script&gt;" in page
 
 
-def test_the_verdict_says_what_was_measured() -> None:
-    def row(policy: str, accuracy: float, delivered: float) -> Row:
-        blank = dict.fromkeys(Row._fields, 0.0)
-        return Row(**blank | {"policy": policy, "accuracy": accuracy, "delivered": delivered})
+def round_of(policy: str, accuracy: float, delivered: float) -> Row:
+    blank = dict.fromkeys(Row._fields, 0.0) | {"delivered_clients": "", "not_finite_clients": ""}
+    return Row(**blank | {"policy": policy, "accuracy": accuracy, "delivered": delivered})
 
-    rows = [row("random", 0.503, 0.0), row("perfect", 0.5, 4.0)]
+
+def test_the_verdict_says_what_was_measured() -> None:
+    rows = [round_of("random", 0.503, 0.0), round_of("one", 0.503, 2), round_of("perfect", 0.5, 4)]
     text = verdict(rows, 4)
-    assert "Perfect upload reaches 50.0%, 0.3 points less." in text
+    assert "Perfect upload reaches 50.0 %, no more: " in text
     assert text.endswith("fewer than one upload in two rounds: random.")  # why, it cannot know
-    rows[1] = row("perfect", 0.6, 4.0)
+    rows[2] = round_of("perfect", 0.6, 4.0)
     assert "9.7 points more" in verdict(rows, 4)
-    assert verdict(rows, 4).startswith("random ends highest in the one seed that was run: ")
-    assert verdict([*rows, rows[0]._replace(seed=1)], 4).startswith("random wins: ")
+    best = "one ends highest in the one seed that was run: final accuracy 50.3 %, uploads of 4 a "
+    assert verdict(rows, 4).startswith(best + "round 2.00.")
+    assert verdict([*rows, *(row._replace(seed=1) for row in rows)], 4).startswith("one wins: ")
+    rows[2] = round_of("perfect", 0.503, 4.0)
+    assert "Perfect upload reaches 50.3 %, as much." in verdict(rows, 4)
+
+
+def test_of_one_policy_alone_nothing_is_the_best(tmp_path: Path) -> None:
+    rows = [round_of("random", 0.5, 2), round_of("perfect", 0.6, 4)]
+    text = verdict(rows, 4)
+    assert text.startswith("random, the only policy that was run, ends at final accuracy 50.0 %")
+    assert "highest" not in text
+    assert 'class="best"' not in page_of(rows, tmp_path)
+    assert page_of([*rows, round_of("other", 0.4, 3)], tmp_path).count('class="best"') == 1
+
+
+@pytest.mark.parametrize("delivered", [0.0, 0.05])
+def test_who_starves_is_not_the_best(delivered: float, tmp_path: Path) -> None:
+    rows = [round_of("a", 0.07, 0.0), round_of("b", 0.072, delivered), round_of("perfect", 0.6, 4)]
+    assert level_with_best(rows) == []
+    text = verdict(rows, 4)
+    assert "highest" not in text
+    assert text.startswith("Nobody delivered" if not delivered else "No policy is best")
+    assert ("learning.payload_bits" in text) == (not delivered)
+    assert ("0.05 of 4 a round, has b." in text) == bool(delivered)
+    assert text.endswith("Perfect upload reaches 60.0 %.")
+    assert 'class="best"' not in page_of(rows, tmp_path)
+
+
+def page_of(rows: list[Row], folder: Path) -> str:
+    (folder / "config.yaml").write_text("")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedfade.experiments.report._pictures", lambda *given: "")
+        return write_report(
+            folder, load_config("small-cell", ["run.seeds=1"]), {}, rows
+        ).read_text()
+
+
+def test_the_table_of_the_report_stays_in_the_page(tmp_path: Path) -> None:
+    """Nine columns are wider than a telephone: they scroll in a box of their own."""
+    page = page_of([round_of("random", 0.5, 2)], tmp_path)
+    assert '<div class="wide" tabindex="0"><table>' in page
+    assert ".wide { overflow-x: auto; }" in page
+    assert "4 clients, 2 sub-bands, 50 slots a round, 10 rounds, 1 seed, data digits" in page
 
 
 def made_up_rows(policy: str, accuracy: list[list[float]], **rest: list[list[float]]) -> list[Row]:
-    """Rows of one policy from fields [seed][round]; the others are zero."""
-    blank = dict.fromkeys(Row._fields, 0.0) | {"policy": policy}
+    """Rows of one policy from fields [seed][round]; the rest is zero, without means of models."""
+    blank = dict.fromkeys(Row._fields, 0.0) | {"policy": policy, "accuracy_averaged": math.nan}
     columns = {"accuracy": accuracy, **rest}
     return [
         Row(**blank | {"seed": s, "round": r} | {name: c[s][r] for name, c in columns.items()})
@@ -474,6 +661,8 @@ def test_a_summary_by_hand() -> None:
     assert (found.uploads, found.empty_rounds) == pytest.approx((1.0, 3 / 9))
     assert (found.wasted, found.sum_rate_bps, found.fairness) == pytest.approx((0.25, 5.0, 0.5))
     assert list(found.cells()) == ["40.0", "24.0-80.0", "1.00", "33", "25", "0.0", "0.50"]
+    alone = summarise([row for row in rows if row.seed == 0], "random")
+    assert list(alone.cells())[:2] == ["40.0", "-"]  # one seed has no spread
 
 
 def test_who_is_level_with_the_best_by_hand() -> None:
@@ -493,6 +682,7 @@ def test_who_is_level_with_the_best_by_hand() -> None:
         *made_up_rows("best", behind(0.0, 0.0)),
         *made_up_rows("far", behind(0.05)),
     ]
+    rows = [row._replace(delivered=2.0) for row in rows]
     assert level_with_best(rows) == ["best", "level"]
     one_seed = [row for row in rows if row.seed == 0]  # which shows no noise
     assert level_with_best(one_seed) == ["best"]

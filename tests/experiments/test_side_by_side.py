@@ -95,7 +95,8 @@ def test_what_is_played_ahead_is_worth_as_much_as_what_is_not() -> None:
             played = play_round(policies[0], group.scenario, *group.ahead(policies[0]))
             group.played[policies[0].name] = played
         ahead = group.taken(policies[0], [0], number, inner)
-        now = play_round(policies[1], group.scenario, *group.now(policies[1], [0], number, inner))
+        problem = group.now(policies[1], [0], number, inner, torch.zeros(2, 4))
+        now = play_round(policies[1], group.scenario, *problem)
         assert torch.equal(ahead.delivered, now.delivered)
         # sums of twenty float32 of order 1
         torch.testing.assert_close(ahead.reward, now.reward, atol=1e-5, rtol=1e-5)

@@ -19,8 +19,16 @@ import pandas as pd
 import pytest
 import yaml
 
+from fedfade.errors import UserError
 from fedfade.experiments import read_rows
-from fedfade.experiments.sweep import SweepProgress, load_sweep, run_sweep, seed_means, sweep_table
+from fedfade.experiments.sweep import (
+    Sweep,
+    SweepProgress,
+    load_sweep,
+    run_sweep,
+    seed_means,
+    sweep_table,
+)
 from fedfade.experiments.workers import Resources, on_ray, on_this_machine
 from tests.conftest import TINY
 
@@ -58,6 +66,14 @@ def test_grid_times_seeds_in_one_table_and_again_for_nothing(fedfade, tmp_path: 
     keys = {(line["learning.alpha"], line["seed"], line["policy"]) for line in table}
     assert len(table) == len(keys) == 2 * 2
     assert all(line["status"] == "done" for line in table)
+    # On the screen as compare shows it: the same headings, units and digits, a dash for nothing.
+    shown = [line.split() for line in answer.out.splitlines()]
+    assert " ".join(shown[0]).endswith("acc. % uploads empty % wasted % Mbit/s fair")
+    for line in shown[1:3]:
+        own = [one for one in table if one["policy"] == line[1]]
+        accuracy = sum(float(one["accuracy"]) for one in own) / 2
+        assert line[3] == f"{100 * accuracy:.1f}"
+    assert shown[2][-2:] == ["-", "1.00"]  # perfect sends nothing
     # A point is the run `fedfade compare` makes of the same configuration.
     point = next(line["point"] for line in table if line["seed"] == "3")
     words = [w for o in TINY if "run.seeds" not in o for w in ("--set", o)]
@@ -126,14 +142,52 @@ def test_a_killed_worker_is_replaced(tmp_path: Path, monkeypatch) -> None:
     assert list(sweep_table(sweep, tmp_path / "out", {})["status"]) == ["done", "done"]
 
 
-def test_modules_in_the_working_folder_stay_out_of_workers(tmp_path: Path, monkeypatch) -> None:
-    """A stray torch.py is not imported; what the configuration names by its path is."""
+def test_a_worker_nobody_listens_to_does_its_work(tmp_path: Path, monkeypatch) -> None:
+    """Its sweep was killed: what it had to tell must not keep it from saving."""
+    monkeypatch.setenv("FEDFADE_TRACE", str(tmp_path / "trace"))
+    point = load_sweep(sweep_file(tmp_path, set={"allocation.policies": [SLOW]})).points[0]
+    words = [sys.executable, "-P", "-m", "fedfade.experiments.workers"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, cwd=ROOT, **pipes) as worker:
+        worker.stdout.close()
+        job = ["compare", point.config.model_dump(), str(tmp_path / "point"), 1]
+        worker.stdin.write(json.dumps(job).encode() + b"\n")
+        worker.stdin.flush()
+        assert worker.wait(120) == 0, worker.stderr.read()
+
+
+def test_a_sweep_moved_away_does_not_come_back(tmp_path: Path, monkeypatch) -> None:
+    out, elsewhere, trace = tmp_path / "out", tmp_path / "elsewhere", tmp_path / "trace"
+    monkeypatch.setenv("FEDFADE_TRACE", str(trace))
+    monkeypatch.setenv("FEDFADE_PAUSE_S", "0.3")
+    monkeypatch.chdir(ROOT)
+    sweep = load_sweep(sweep_file(tmp_path, set={"allocation.policies": [SLOW]}, seeds=3))
+    compute = partial(on_this_machine, workers=1, resources=Resources(), retries=3)
+
+    def move(progress: object) -> None:
+        if trace.exists() and out.exists():
+            out.rename(elsewhere)
+
+    with pytest.raises(UserError, match="was moved or removed while in use"):
+        run_sweep(sweep, out, compute, move)
+    assert elsewhere.exists()
+    assert not out.exists()
+
+
+def working_folder(tmp_path: Path) -> Path:
+    """With modules that nobody is to import, and one that a configuration names."""
     here = tmp_path / "here"
     here.mkdir()
     for name in ("torch", "numpy", "queue", "scipy", "fedfade"):
         (here / f"{name}.py").write_text("raise SystemExit(f'imported {__file__}')\n")
     slow = ROOT / "tests" / "experiments" / "slow_policy.py"
     (here / "own_policy.py").write_text(slow.read_text())
+    return here
+
+
+def test_modules_in_the_working_folder_stay_out_of_workers(tmp_path: Path, monkeypatch) -> None:
+    """A stray torch.py is not imported; what the configuration names by its path is."""
+    here = working_folder(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     monkeypatch.setenv("FEDFADE_TRACE", str(tmp_path / "trace"))
     policies = {"allocation.policies": ["max-sum-rate", "own_policy:Slow"]}
@@ -258,7 +312,7 @@ def test_points_of_the_last_version_are_found_again(tmp_path: Path) -> None:
     path.write_text(
         "preset: quickstart\ngrid: {learning.alpha: [5]}\n"
         "set: {run.rounds: 1, allocation.policies: [random, perfect], "
-        "learning.previous_update: last, cell.placement: waypoint}\n"
+        "learning.previous_update: last, cell.placement: waypoint, run.evaluate_every: 1}\n"
     )
     assert load_sweep(path).points[0].name == "alpha=5_seed=0-71b97187"
 
@@ -291,6 +345,7 @@ BAD = [
     ({"speed": 3}, "'speed' is not known"),
     ({"seeds": 0}, "seeds"),
     ({"seeds": [1, 1]}, "asks twice"),
+    ({"grid": {"run.rounds": list(range(1, 2001))}, "seeds": 1000}, "2000000 points"),
     ({"set": {"run.seeds": 5}}, "'run.seeds' is not allowed: the sweep's own 'seeds'"),
     ({"grid": {"run.seed": [1, 2, 3]}}, "'run.seed' is not allowed: the sweep's own 'seeds'"),
     ({"list": [{"run": {"seed": 7}}]}, "'run' is not allowed: the sweep's own 'seeds'"),
@@ -322,10 +377,21 @@ def begun(trace: Path, parent: int | None = None) -> list[str]:
     return [snr for _, _, number, snr in wanted if number == "0"]
 
 
+def gives_up_what_no_node_has(sweep: Sweep, out: Path, address: str) -> None:
+    """Says what is missing, and does not wait for ever."""
+    told: list[str] = []
+    how = {"retries": 0, "patience_s": 2, "say": told.append}
+    compute = partial(on_ray, address=address, resources=Resources(custom={"TPU": 2}), **how)
+    with pytest.raises(UserError, match="no node has 2 TPU, after 2 s"):
+        run_sweep(sweep, out, compute, lambda progress: None)
+    assert told == ["no node of the cluster has 2 TPU: waiting for one"]
+
+
 def test_a_ray_cluster_that_loses_a_node(tmp_path: Path, monkeypatch, ray_home) -> None:
     """Two nodes, one killed half way: every point once in the results, none missing."""
     pytest.importorskip("ray", reason="needs fedfade[ray]")
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{ROOT}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    monkeypatch.chdir(working_folder(tmp_path))  # what lies there stays out of these workers too
     trace = tmp_path / "trace"
     monkeypatch.setenv("FEDFADE_TRACE", str(trace))
     monkeypatch.setenv("FEDFADE_PAUSE_S", "0.7")
@@ -336,8 +402,10 @@ def test_a_ray_cluster_that_loses_a_node(tmp_path: Path, monkeypatch, ray_home) 
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         node = cluster.add_node(num_cpus=1)
-        sweep = load_sweep(sweep_file(tmp_path, set={"allocation.policies": [SLOW]}, seeds=8))
+        own = {"allocation.policies": ["own_policy:Slow"]}
+        sweep = load_sweep(sweep_file(tmp_path, set=own, seeds=8))
         out = tmp_path / "out"
+        gives_up_what_no_node_has(sweep, out, cluster.address)
         progress: list[SweepProgress] = []
         raylet = node.all_processes["raylet"][0].process.pid
 

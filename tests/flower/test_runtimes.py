@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
+import socket
+import ssl
 import subprocess
 import time
 from pathlib import Path
@@ -73,14 +76,30 @@ def test_simulation_gives_what_one_process_gives(decide: str, ray_home) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+def test_deployment_without_tls_starts(tmp_path: Path) -> None:
+    with example_deployment().deployment(0, tmp_path) as made:
+        assert made.superlink.poll() is None
+    assert "insecure = true" in (tmp_path / "config.toml").read_text()
+    assert not list(tmp_path.glob("*.pem"))
+
+
 def test_deployment_survives_what_goes_wrong(tmp_path: Path) -> None:
-    """Three SuperNodes, three rounds: NaN, then nobody delivers, then a SuperNode is killed."""
+    """Three SuperNodes, three rounds: NaN, then nobody delivers, then a SuperNode is killed. All
+    connections are encrypted, where there is a tool to make a certificate."""
+    tls = shutil.which("openssl") is not None
     settings = [*SETTINGS, "radio.slots=250"]  # time for everybody
     changes = f'set="{" ".join(settings)}" folder="{tmp_path}"'
     app = ROOT / "tests" / "flower" / "odd_app"
     home = tmp_path / "home"
     home.mkdir()
-    with example_deployment().deployment(3, home) as made:
+    with example_deployment().deployment(3, home, tls) as made:
+        if tls:
+            trusted = ssl.create_default_context(cafile=str(home / "server.pem"))
+            with (
+                socket.create_connection(("127.0.0.1", made.port)) as plain,
+                trusted.wrap_socket(plain, server_hostname="127.0.0.1") as shown,
+            ):
+                assert shown.getpeercert()
 
         def kill_when_hanging() -> None:
             deadline = time.monotonic() + 240

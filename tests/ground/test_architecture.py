@@ -20,7 +20,8 @@ from tests.conftest import QUICK_IN_THEM, SLOW_FOLDERS, SLOW_TESTS
 
 ROOT = Path(fedfade.__file__).parent
 
-GROUND = {"config", "device", "errors", "graphs", "interrupts", "randomness", "seams", "storage"}
+GROUND = {"config", "device", "errors", "graphs", "interrupts", "randomness", "seams", "shown"}
+GROUND |= {"storage", "wording"}
 """Modules open to all, which know nothing of the rooms."""
 
 ALLOWED: dict[str, set[str]] = {
@@ -199,3 +200,12 @@ def test_the_tests_called_slow_are_there() -> None:
         if not any(re.search(rf"^(def )?{name}", text, re.M) for text in known)
     ]
     assert gone == []
+
+
+def test_an_installed_package_has_every_file() -> None:
+    """What is no module travels only where pyproject.toml says so."""
+    project = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["fedfade"]
+    packed = {path for pattern in patterns for path in ROOT.glob(pattern)}
+    there = {path for path in ROOT.rglob("*") if path.is_file() and path.suffix != ".py"}
+    assert not {path for path in there - packed if "__pycache__" not in path.parts}

@@ -86,9 +86,15 @@ FAULTS = [
         "radio.traces = 'gains.npz'",
         "null unless radio.source is 'traces'",
     ),
-    ("learning.codec=zip", "learning.codec = 'zip'", "one of none, float16, or module:factory."),
+    ("learning.codec=zip", "learning.codec = 'zip'", "one of none, float32, float16, int8, int4,"),
+    ("learning.codec_fraction=0", "learning.codec_fraction = 0", "greater than 0"),
+    ("learning.codec_fraction=1.1", "learning.codec_fraction = 1.1", "at most 1"),
+    ("learning.count_partial=true", "learning.count_partial = True", "false unless learning.codec"),
+    ("learning.payload_factors=0", "learning.payload_factors = 0", "at least 0.01"),
+    ("learning.payload_factors=[1, 2]", "learning.payload_factors = [1.0, 2.0]", "a list of"),
+    ("learning.payload_factors=[]", "learning.payload_factors = []", "a list of"),
     ("learning.codec=8", "learning.codec = 8", "text"),
-    ("learning.server=median", "learning.server = 'median'", "one of mean, momentum, or module:"),
+    ("learning.server=median", "learning.server = 'median'", "one of mean, momentum, adam,"),
     (
         "learning.server=momentum",
         "learning.server_momentum = 0.0",
@@ -132,8 +138,10 @@ def test_what_is_named_shows_its_choices(fedfade) -> None:
         line.strip().split(": ", 1) for line in fedfade("config", "paper").out.split("\n")[:-1]
     )
     assert notes["source"].endswith("(clustered | rayleigh | gamma | traces | module:factory)")
-    assert notes["codec"].endswith("(none | float16 | module:factory)")
-    assert notes["server"].endswith("(mean | momentum | module:factory)")
+    codecs = "float16 | int8 | int4 | sign | topk | int8-progressive | topk-progressive"
+    assert notes["codec"].endswith(f"(none | float32 | {codecs} | module:factory)")
+    rules = "mean | momentum | adam | yogi | mifa | fedvarp | scaffold"
+    assert notes["server"].endswith(f"({rules} | module:factory)")
     assert notes["hide"].endswith("(gradient | fading)")
 
 
@@ -190,7 +198,7 @@ def test_a_run_of_an_older_version_continues_as_it_began(tiny: Config, tmp_path:
     as_before = changed(tiny, {"learning.previous_update": "last"})
     folder = RunFolder(tmp_path, as_before, cpu)
     with folder.open():
-        folder.finish()
+        folder.finish({})
     assert open_finished(tmp_path)[0] == as_before
 
 
@@ -210,6 +218,25 @@ def test_a_whole_number_may_be_written_in_any_way(text: str, meant: int, tmp_pat
     for config in (load_config(preset), by_set):
         assert (config.run.rounds, config.qmix.hidden) == (meant, [meant])
         assert isinstance(config.run.rounds, int)
+
+
+@pytest.mark.parametrize(("text", "meant"), [("010", 10), ("0o10", 8), ("0x10", 16), ("+08", 8)])
+def test_numbers_are_those_of_yaml_1_2(text: str, meant: int) -> None:
+    assert load_config("paper", [f"run.seed={text}"]).run.seed == meant
+    with pytest.raises(UserError, match=r"run.seed = '1:30' is not allowed: it must be a whole"):
+        load_config("paper", ["run.seed=1:30"])
+    assert load_config("paper", ["learning.data=2024-01-01"]).learning.data == "2024-01-01"
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "0x" + "f" * 5000, f"[0x{'f' * 5000}]"])
+def test_numbers_that_python_does_not_print(number: str, tmp_path: Path) -> None:
+    preset = tmp_path / "mine.yaml"
+    preset.write_text(f"radio: {{carrier_hz: {number}}}")
+    for how in ((preset,), ("paper", [f"radio.carrier_hz={number}"])):
+        with pytest.raises(UserError, match=r"a number has 500\d digits"):
+            load_config(*how)
+    with pytest.raises(UserError, match=r"run.seed = a number of thousands of digits is not"):
+        config_from_tree({"run": {"seed": 10**5000}})
 
 
 def test_a_number_may_be_whole_where_a_fraction_could_be(tmp_path: Path) -> None:
@@ -278,3 +305,10 @@ def test_a_preset_is_one_line_on_a_narrow_screen(fedfade, monkeypatch: pytest.Mo
     assert [line.split()[0] for line in lines] == preset_names()
     for line, name in zip(lines, preset_names(), strict=True):
         assert preset_summary(name) in line
+
+
+def test_quickstart_shows_its_curve_by_half_the_tests() -> None:
+    """The last round is among them."""
+    run = load_config("quickstart").run
+    assert (run.rounds, run.evaluate_every) == (30, 2)
+    assert run.rounds % run.evaluate_every == 0

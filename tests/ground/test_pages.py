@@ -12,9 +12,10 @@ import pytest
 import typer
 
 from fedfade import __version__
-from fedfade.cli import app
+from fedfade.app import app
 from fedfade.config import Config, load_config, parse_yaml
 from fedfade.studies.paper.plan import load_plan
+from fedfade.uplink import parallel_env
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -65,6 +66,34 @@ def test_a_python_block_runs(text: str, tmp_path: Path, monkeypatch: pytest.Monk
     for long, short in SMALLER.items():
         text = text.replace(long, short)
     exec(compile(text, "page", "exec"), {"__name__": "page"})
+
+
+def test_the_gymnasium_of_the_page_plays_the_same_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What EPyMARL is given: a tuple of observations, a reward for each, the end with the last."""
+    page = (ROOT / "docs" / "how-to" / "pettingzoo.md").read_text()
+    (text,) = re.findall(r"```python\n(import gymnasium\n.*?)```", page, re.S)
+    made: dict[str, Any] = {}
+    monkeypatch.setattr("gymnasium.register", lambda *given, **named: None)
+    exec(compile(text, "page", "exec"), made)
+    ours, theirs = made["Uplink"](preset="small-cell"), parallel_env("small-cell")
+    seen, _ = ours.reset(seed=3)
+    same, _ = theirs.reset(seed=3)
+    for step in range(50):
+        assert ours.observation_space.contains(seen)
+        assert all((a == b).all() for a, b in zip(seen, same.values(), strict=True))
+        choices = [(step + client) % 8 for client in range(4)]
+        seen, rewards, done, stopped, _ = ours.step(choices)
+        same, wanted, *_ = theirs.step(dict(zip(theirs.possible_agents, choices, strict=True)))
+        assert rewards == list(wanted.values())
+        assert (done, stopped) == (step == 49, False)
+
+
+def test_a_rank_tells_clients_of_a_shared_network_apart() -> None:
+    """As the page advises; without it, two clients of the same gain and fading look alike."""
+    observe = ["order", "fading", "remaining", "slots_left"]
+    seen, _ = parallel_env("small-cell", allocation={"observe": observe}).reset(seed=0)
+    ranks = [tuple(own[:4]) for own in seen.values()]
+    assert sorted(ranks) == sorted(tuple(float(n == m) for n in range(4)) for m in range(4))
 
 
 @pytest.mark.parametrize("line", list(commands()))

@@ -24,6 +24,7 @@ from fedfade.storage import (
     read_npz,
     write_json,
     write_npz,
+    write_text,
     writing,
 )
 
@@ -43,6 +44,23 @@ def test_an_error_leaves_the_old_file_and_no_rubbish(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a.txt"]
 
 
+def test_what_killed_processes_left_is_cleared_and_nothing_else(tmp_path: Path) -> None:
+    """Beside an output by the next one, in a run folder at any depth; not what is being written."""
+    deep = tmp_path / "regimes" / "runs"
+    deep.mkdir(parents=True)
+    left = [place / ".fedfade-left.csv" for place in (tmp_path, deep)]
+    for file in left:
+        file.touch()
+    with writing(tmp_path / "one.npz") as first, writing(deep / "two.csv") as second:
+        assert not any(file.exists() for file in left)
+        left[1].touch()
+        with folder_lock(tmp_path):
+            assert not left[1].exists()
+            assert first.exists()
+            assert second.exists()
+    assert sorted(os.listdir(tmp_path)) == [".lock", "one.npz", "regimes"]
+
+
 def test_a_folder_that_cannot_be_written() -> None:
     # /proc takes no files from anybody, root included.
     with pytest.raises(UserError, match="cannot be written"), writing(Path("/proc/a.txt")):
@@ -53,6 +71,11 @@ def test_a_file_in_place_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be made"), writing(tmp_path / "file" / "a"):
         pass
+
+
+def test_a_name_that_is_no_text_is_spelled_out(tmp_path: Path) -> None:
+    write_text(tmp_path / "a.txt", "data in caf\udce9")
+    assert (tmp_path / "a.txt").read_bytes() == b"data in caf\\udce9"
 
 
 def test_npz_round_trip(tmp_path: Path) -> None:

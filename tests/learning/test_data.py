@@ -286,6 +286,12 @@ def test_a_failed_download_leaves_folders_that_were_there(
     assert not list((tmp_path / "d").iterdir())
 
 
+def test_the_home_of_nobody(fedfade) -> None:
+    answer = fedfade("learn", "paper", "--data-dir", "~no-such-user/x")
+    assert answer.code == 2
+    assert "learning.data_dir = '~no-such-user/x' is not allowed" in answer.err
+
+
 def test_black_images_are_not_cifar10(tmp_path: Path) -> None:
     for name in OFFICIAL_MD5:
         write(tmp_path / f"{name}.npz", np.zeros((20, 32, 32, 3), np.uint8), np.arange(20) % 10)

@@ -3,7 +3,7 @@
 import re
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from fedfade.experiments import compare_many
 from fedfade.learning import (
     Arrived,
     Dataset,
+    Encoded,
     Federation,
     Models,
     Sent,
@@ -103,7 +104,8 @@ def test_what_overflows_half_precision_does_not_count(digits: Dataset) -> None:
     models = Models([(federation, [0])])
     sent = send(models, models.start(), 0)
     sent.updates.parameters[0, 2, 0] = 1e6
-    sent = Sent(0, sent.before, sent.updates, (sent.updates.parameters.half(), sent.encoded[1]))
+    halves = Encoded((sent.updates.parameters.half(),), sent.encoded.statistics)
+    sent = Sent(0, sent.before, sent.updates, halves)
     after, received = receive(models, sent, some(sent))
     assert received.finite.tolist() == [[True, True, False, True]]
     assert after.parameters.isfinite().all()
@@ -113,7 +115,9 @@ def test_a_codec_and_a_rule_of_the_pages(written: types.ModuleType, digits: Data
     """8 bits move a value by half a step of the client's largest; the rule is Adam by hand."""
     changes = {"codec": "from_the_page:Rounded", "server": "from_the_page:Adam"}
     federation = Federation(CONFIG.model_copy(update=changes), digits)
-    share = (8 * federation.values_sent + 32) / (32 * federation.values_sent)
+    statistics = federation.buffer_layout.total  # in float32
+    bits = 8 * federation.parameter_layout.total + 32 + 32 * statistics
+    share = bits / (32 * federation.values_sent)
     assert federation.payload_bits == pytest.approx(9_932_960 * share)
     models = Models([(federation, [0])])
     done = federated_round(models, models.start(), 0, some)
@@ -148,33 +152,54 @@ def test_a_rules_memory_survives_an_interrupt(written: types.ModuleType, tmp_pat
 class Broken:
     """A codec with one thing wrong."""
 
-    def __init__(self, config: LearningConfig) -> None:
-        self.config = config
+    def __init__(self, config: LearningConfig, sizes: Sequence[int]) -> None:
+        self.rounds = 0
 
-    def bits(self, values: int) -> float:
-        return 8.0 * values
+    def encode(self, values: Tensor, keys: Tensor) -> Sequence[Tensor]:
+        return (values,)
 
-    def encode(self, values: Tensor) -> Tensor:
-        return values
-
-    def decode(self, sent: Tensor) -> Tensor:
-        return sent[..., :1]
+    def decode(self, sent: Sequence[Tensor]) -> Tensor:
+        return sent[0][..., :1]
 
 
 class Raising(Broken):
-    def encode(self, values: Tensor) -> Tensor:
+    def encode(self, values: Tensor, keys: Tensor) -> Sequence[Tensor]:
         raise OverflowError("too much")
 
 
 class Free(Broken):
-    def bits(self, values: int) -> float:
-        return 0.0
+    def encode(self, values: Tensor, keys: Tensor) -> Sequence[Tensor]:
+        return (values[..., :0],)
+
+
+class Bare(Broken):
+    def encode(self, values: Tensor, keys: Tensor) -> Sequence[Tensor]:
+        return values  # type: ignore[return-value]
+
+
+class Shared(Broken):
+    """What one client sends is no part of the others'."""
+
+    def encode(self, values: Tensor, keys: Tensor) -> Sequence[Tensor]:
+        return values, values[:, 0]
+
+
+class Growing(Broken):
+    """Cheap when it is asked what an update takes, and dear when one is sent."""
+
+    def encode(self, values: Tensor, keys: Tensor) -> Sequence[Tensor]:
+        self.rounds += 1
+        return (values.half(),) if self.rounds == 1 else (values,)
+
+
+class Whole(Broken):
+    statistics = torch.int8
 
 
 class Silent:
     """No codec at all."""
 
-    def __init__(self, config: LearningConfig) -> None:
+    def __init__(self, *given: object) -> None:
         pass
 
 
@@ -186,8 +211,21 @@ class Silent:
             r"learning.codec = '.*Broken' decoded \[1, 4, 1\]",
         ),
         ({"codec": f"{__name__}:Raising"}, "learning.codec = '.*Raising' failed: too much."),
-        ({"codec": f"{__name__}:Free"}, "bits of codec '.*Free' = 0.0 is not allowed"),
-        ({"codec": f"{__name__}:Silent"}, "codec '.*Silent' has no 'bits': fedfade.learning.Codec"),
+        ({"codec": f"{__name__}:Free"}, "learning.codec = '.*Free' sends nothing of an update."),
+        (
+            {"codec": f"{__name__}:Bare"},
+            r"Bare' encoded \[1, 1, .*\]: it must be a tuple of tensors",
+        ),
+        (
+            {"codec": f"{__name__}:Shared"},
+            r"Shared' encoded \[1, .*\]: it must be a tuple of tensors",
+        ),
+        ({"codec": f"{__name__}:Whole"}, "Whole' has statistics = torch.int8: it must be"),
+        ({"codec": f"{__name__}:Growing"}, "sends .* bits of an update: it must be"),
+        (
+            {"codec": f"{__name__}:Silent"},
+            "codec '.*Silent' has no 'encode': fedfade.learning.Codec",
+        ),
         ({"codec": "nowhere:Codec"}, "learning.codec = 'nowhere:Codec' cannot be loaded"),
         ({"server": f"{__name__}:Silent"}, "server '.*Silent' has no 'init'"),
     ],

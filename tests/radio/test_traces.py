@@ -16,6 +16,7 @@ import torch
 from fedfade.config import CellConfig, RadioConfig
 from fedfade.errors import UserError
 from fedfade.radio import Cell, Channel, gain_statistics
+from fedfade.radio.impulse import read_impulse_responses
 from fedfade.radio.traces import load_traces
 
 
@@ -98,6 +99,7 @@ def put(arrays: dict[str, Any], name: str, value: float) -> None:
 SPOILED: list[tuple[Callable[[dict[str, Any], str], object], str]] = [
     (lambda arrays, name: put(arrays, name, np.nan), r"'{name}' in .* NaN .*drop 7"),
     (lambda arrays, name: put(arrays, name, -1.0), "'{name}' in .* negative"),
+    (lambda arrays, name: put(arrays, name, 1e35), "'{name}' in .* above 1e\\+10"),
     (lambda arrays, name: arrays.update({name: arrays[name] * 1j}), "'{name}' in .* complex64"),
     (lambda arrays, name: arrays.update({name: arrays[name][0]}), r"'{name}' in .* \[250, 4\]"),
     (lambda arrays, name: arrays.update({name: arrays[name][:5]}), r"\[5, 250, 4\].* same drops"),
@@ -120,16 +122,27 @@ def test_gains_that_are_not_used_are_checked_too(
     sentence: str,
 ) -> None:
     def add_averages(arrays: dict[str, Any]) -> None:
-        arrays["small_scale_gain_bandavg"] = arrays["small_scale_gain"] * 0.5
+        arrays["small_scale_gain_bandavg"] = arrays["small_scale_gain"][..., ::-1]
 
     radio = RadioConfig(source="traces", traces=str(recorded), subband_gain=kind)
     centre = load_traces(radio)
     changed(recorded, add_averages)
-    share = 0.5 if kind == "average" else 1.0
-    assert torch.equal(load_traces(radio), centre * share)
+    assert torch.equal(load_traces(radio), centre.flip(-1) if kind == "average" else centre)
     changed(recorded, lambda arrays: spoil(arrays, name))
     with pytest.raises(UserError, match=sentence.format(name=name)):
         load_traces(radio)
+
+
+@pytest.mark.parametrize("factor", [1e-9, 0.25, 4.0])
+def test_gains_whose_mean_is_not_one_are_refused(
+    recorded: Path, fedfade: Callable[..., Any], factor: float
+) -> None:
+    """They would count the path loss twice; `channel show` still shows them."""
+    changed(recorded, lambda arrays: arrays.update(xpr_gain=arrays["xpr_gain"] / factor))
+    radio = RadioConfig(source="traces", traces=str(recorded))
+    with pytest.raises(UserError, match=r"t.npz' is not allowed: .* mean of .* one of 1"):
+        load_traces(radio)
+    assert fedfade("channel", "show", recorded, "--out", recorded.with_suffix(".png")).code == 0
 
 
 def test_too_few_drops_for_the_clients(recorded: Path) -> None:
@@ -161,6 +174,30 @@ def expected_gains(coefficients: np.ndarray, delays: np.ndarray, subcarriers: in
         bands.append(power)
     mean = (np.abs(coefficients) ** 2).mean(2).sum(1)
     return np.stack(bands, -1) / mean[:, None, None]
+
+
+def test_import_reads_matlabs_oldest_files(tmp_path: Path) -> None:
+    """Version 4 knows matrices alone: one drop, or drops of one slot."""
+    from scipy.io import savemat
+
+    coefficients, delays = responses(drops=3, slots=1)
+    arrays = {"text": "none", "coeff": coefficients[..., 0], "delay": delays[..., 0]}
+    savemat(tmp_path / "four.mat", arrays, format="4")
+    found, times = read_impulse_responses(tmp_path / "four.mat", "drop,path")
+    assert np.array_equal(found, coefficients.astype(np.complex64))
+    assert np.array_equal(times, delays)
+    content = (tmp_path / "four.mat").read_bytes()
+    for length in range(0, len(content), 7):
+        (tmp_path / "cut.mat").write_bytes(content[:length])
+        with pytest.raises(UserError, match=r"not an intact .mat|no impulse response"):
+            read_impulse_responses(tmp_path / "cut.mat", "drop,path")
+    parts = []  # as a big-endian machine writes them
+    for name, array in (("h", coefficients[..., 0]), ("tau", delays[..., 0])):
+        both = [array.real, array.imag] if np.iscomplexobj(array) else [array]
+        parts.append(np.array([1000, *array.shape, len(both) - 1, len(name) + 1], ">i4").tobytes())
+        parts += [name.encode() + b"\0", *(part.T.astype(">f8").tobytes() for part in both)]
+    (tmp_path / "big.mat").write_bytes(b"".join(parts))
+    assert np.array_equal(read_impulse_responses(tmp_path / "big.mat", "drop,path")[0], found)
 
 
 @pytest.mark.parametrize("ending", [".npz", ".mat"])
@@ -206,6 +243,67 @@ def test_import_takes_the_axes_of_other_tools(tmp_path: Path, fedfade: Callable[
         assert fedfade("channel", "import", file, "--out", file.with_suffix(".out.npz")).code == 0
     first, second = (np.load(f.with_suffix(".out.npz")) for f in (plain, antennas))
     assert np.array_equal(first["small_scale_gain"], second["small_scale_gain"])
+
+
+def several(*leading: int, paths: int = 5, slots: int = 7) -> tuple[np.ndarray, np.ndarray]:
+    """Coefficients and delays with axes in front."""
+    coefficients, delays = responses(int(np.prod(leading)), paths, slots)
+    return coefficients.reshape(*leading, paths, slots), delays.reshape(*leading, paths, slots)
+
+
+def test_import_takes_sionnas_batches_and_users(tmp_path: Path) -> None:
+    """[batch, rx, rx antenna, tx, tx antenna, path, time]: every pair of users a drop."""
+    coefficients, delays = several(3, 1, 1, 4, 1)
+    wanted = coefficients.reshape(12, 5, 7).astype(np.complex64)
+    for taus in (delays[:, :, 0, :, 0, :, 0], delays[..., 0], delays):  # the last two: per antenna
+        np.savez(tmp_path / "sionna.npz", a=coefficients, tau=taus)
+        found, times = read_impulse_responses(tmp_path / "sionna.npz")
+        assert np.array_equal(found, wanted)
+        assert np.array_equal(
+            np.broadcast_to(times, (12, 5, 7))[..., 0], delays[..., 0].reshape(12, 5)
+        )
+    coefficients, delays = several(3, 1, 2, 4, 1)
+    np.savez(tmp_path / "sionna.npz", a=coefficients, tau=delays[:, :, 0, :, 0, :, 0])
+    with pytest.raises(UserError, match=r"shape \[3, 1, 2, 4, 1, 5, 7\]: .* --axes"):
+        read_impulse_responses(tmp_path / "sionna.npz")
+    names = "drop,drop,antenna,drop,antenna,path,slot"
+    found, _ = read_impulse_responses(tmp_path / "sionna.npz", names)
+    assert np.array_equal(found, coefficients[:, :, 0, :, 0].reshape(12, 5, 7).astype(np.complex64))
+
+
+def test_axes_that_leave_doubt_are_asked_for(tmp_path: Path, fedfade: Callable[..., Any]) -> None:
+    coefficients, delays = several(3)
+    file = tmp_path / "cir.npz"
+
+    def read(values: np.ndarray, taus: np.ndarray, axes: str | None = None) -> tuple[int, ...]:
+        np.savez(file, coefficients=values, delays=taus)
+        return read_impulse_responses(file, axes)[0].shape
+
+    # Drops and paths, or paths and slots?
+    with pytest.raises(UserError, match=r"shape \[3, 5\]: \[drop, path, slot\], or .* --axes"):
+        read(coefficients[..., 0], delays[..., 0])
+    assert read(coefficients[..., 0], delays[..., 0], "drop,path") == (3, 5, 1)
+    assert read(coefficients[0], delays[0], "path,slot") == (1, 5, 7)
+    assert read(coefficients[0], delays[0, :, 0]) == (1, 5, 7)  # a delay a path: no doubt
+    # QuaDRiGa's [rx, tx, path, slot]: antennas, or drops?
+    with pytest.raises(UserError, match=r"shape \[3, 1, 5, 7\]: .* --axes"):
+        read(coefficients[:, None], delays[:, None])
+    assert read(coefficients[:, None], delays[:, None], "drop,antenna,path,slot") == (3, 5, 7)
+    assert read(coefficients[:, None], delays[0], "antenna,antenna,path,slot") == (1, 5, 7)
+    # In any order.
+    turned = np.ascontiguousarray(coefficients.transpose(2, 0, 1))
+    assert read(turned, delays[..., 0], "slot, drop, path") == (3, 5, 7)
+    found, times = read_impulse_responses(file, "slot,drop,path")
+    assert np.array_equal(found, coefficients.astype(np.complex64))
+    assert np.array_equal(times[..., 0], delays[..., 0])
+    for wrong in ("drop,path", "drop,slot,slot", "drop,path,time", "path,path,slot", ""):
+        answer = fedfade("channel", "import", file, "--axes", wrong)
+        assert answer.code == 2
+        assert (
+            f"--axes = '{wrong}' is not allowed: it must be a name for each of the 3" in answer.err
+        )
+    answer = fedfade("channel", "import", file, "--axes", "slot,drop,path")
+    assert answer.out.startswith("3 drops of 7 slots x 4")
 
 
 def test_imported_metadata_claim_only_what_is_known(

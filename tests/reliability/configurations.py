@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fedfade.config import Config
-from fedfade.seams import PARTS
+from fedfade.seams import CODECS, PARTS, SERVER_RULES
 
 Tree = dict[str, Any]
 
@@ -52,8 +52,9 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "learning.data": st.just("digits"),
     "learning.data_dir": st.none(),
     "learning.model": st.just("cnn"),
-    "learning.codec": st.sampled_from(["none", "float16"]),
-    "learning.server": st.sampled_from(["mean", "momentum"]),
+    "learning.codec": st.sampled_from(list(CODECS.built_in)),
+    "learning.payload_factors": st.sampled_from([0.01, 1.0, 100.0, []]),  # none: one a client
+    "learning.server": st.sampled_from(list(SERVER_RULES.built_in)),
     "allocation.policies": st.just(
         [
             "random",
@@ -71,6 +72,7 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
         st.sampled_from([*PARTS.built_in]), min_size=1, max_size=3, unique=True
     ),
     "qmix.gradients": st.sampled_from(["synthetic", "learning"]),
+    "qmix.teacher": st.sampled_from(["none", "wrap-around-schedule", "max-sum-rate"]),
     "qmix.sizes": st.sampled_from([[], [[3, 2], [4, 1]]]),
     "run.device": st.just("cpu"),
 }
@@ -102,6 +104,11 @@ def _settled(tree: Tree) -> Tree:
     cell["min_distance_m"] = min(cell["min_distance_m"], 0.5 * cell["side_m"])
     if learning["server"] == "momentum":
         learning["server_momentum"] = learning["server_momentum"] or 0.5
+    if learning["server"] == "scaffold":
+        learning["local_unit"] = "step"
+    learning["count_partial"] &= learning["codec"].endswith("-progressive")
+    if learning["payload_factors"] == []:
+        learning["payload_factors"] = [0.1 + n for n in range(learning["clients"])]
     return tree
 
 

@@ -2,6 +2,7 @@
 
     python -m tests.reliability.kills --kills 50 --command train --command compare --command sweep
 
+Half of the kills come at a moment drawn over the run, half between two renames of its saves.
 Commands run as a user runs them, in processes forked from this one, which has paid for the
 imports. A run is killed up to five times, then left to finish; so on until there were enough kills.
 After every kill, whatever is in the folder must still be readable.
@@ -36,6 +37,7 @@ from fedfade.experiments.sweep import load_sweep
 from fedfade.storage import read_json, read_npz
 from tests.conftest import TINY
 
+RENAMES = 60  # one of so many is a run killed before, if it gets there
 IN_A_ROW = 5  # kills of one run before it may finish
 LIMIT_S = 600.0  # for a run that nobody kills
 
@@ -120,6 +122,23 @@ def train_words(folder: Path) -> list[str]:
     return ["train", "small-cell", "--out", str(folder), *overrides(SMALL_CELL)]
 
 
+def seeds_words(folder: Path) -> list[str]:
+    """The same with two seeds in one program."""
+    return [*train_words(folder), "--seeds", "2"]
+
+
+def seeds_facts(folder: Path) -> Facts:
+    """Of both seeds."""
+    both = {name: train_facts(folder / name) for name in ("seed-0", "seed-1")}
+    return {f"{name} {fact}": value for name, own in both.items() for fact, value in own.items()}
+
+
+def seeds_readable(folder: Path) -> None:
+    """Both are."""
+    for name in ("seed-0", "seed-1"):
+        train_readable(folder / name)
+
+
 def train_facts(folder: Path) -> Facts:
     """Everything in the last checkpoint: networks, targets, optimiser, replay, model, curve."""
     stored = load_checkpoint(folder)
@@ -171,6 +190,7 @@ def sweep_readable(folder: Path) -> None:
 SCENARIOS = {
     "compare": Scenario(compare_words, compare_facts, compare_readable),
     "train": Scenario(train_words, train_facts, train_readable),
+    "train-seeds": Scenario(seeds_words, seeds_facts, seeds_readable),
     "sweep": Scenario(sweep_words, sweep_facts, sweep_readable),
 }
 
@@ -178,13 +198,27 @@ SCENARIOS = {
 # --- killing ------------------------------------------------------------------------------------
 
 
-def started(words: list[str], log: Path) -> int:
+def die_before_rename(number: int) -> None:
+    """Let this process be killed in the middle of a save: before so many files get their names."""
+    rename, left = os.replace, iter(range(1, number))
+
+    def dying(*paths: Path) -> None:
+        if next(left, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        rename(*paths)
+
+    os.replace = dying  # type: ignore[assignment]
+
+
+def started(words: list[str], log: Path, dies_before: int | None = None) -> int:
     """Run a command in a forked process; returns its id."""
     child = os.fork()
     if child:
         return child
     code = 70
     try:
+        if dies_before is not None:
+            die_before_rename(dies_before)
         out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(out, 1)
         os.dup2(out, 2)
@@ -248,19 +282,21 @@ def harness(command: str, kills: int, seed: int) -> dict[str, object]:
         start = time.monotonic()
         whole = finish(scenario, place / "whole")
         took = time.monotonic() - start
-        done, runs, midway = 0, 0, 0
+        done, runs, midway, between = 0, 0, 0, 0
         while done < kills:
             runs += 1
             folder = place / "killed"
             for _ in range(IN_A_ROW):
-                process = started(scenario.words(folder), place / "log.txt")
-                code = ended(process, chance.uniform(0, took))
-                if code is not None:
+                aimed = chance.randint(1, RENAMES) if chance.random() < 0.5 else None
+                process = started(scenario.words(folder), place / "log.txt", aimed)
+                code = ended(process, LIMIT_S if aimed else chance.uniform(0, took))
+                if code not in (None, -signal.SIGKILL):
                     if code != 0:
                         raise AssertionError(f"{code}: {(place / 'log.txt').read_text()[-2000:]}")
                     break
-                kill(process, chance.random() < 0.5)
-                done += 1
+                if code is None:
+                    kill(process, chance.random() < 0.5)
+                done, between = done + 1, between + (code is not None)
                 midway += any(folder.glob("**/checkpoint.*"))
                 scenario.readable(folder)
                 if done == kills:
@@ -273,6 +309,7 @@ def harness(command: str, kills: int, seed: int) -> dict[str, object]:
         return {
             "command": command,
             "kills": done,
+            "of these between two renames": between,
             "of these with a checkpoint to go on from": midway,
             "runs finished afterwards, equal bit by bit": runs,
             "seconds of an undisturbed run": round(took, 1),

@@ -24,7 +24,7 @@ from fedfade.agents.checkpoint import FORMAT, INDEX, VERSION, load_checkpoint
 from fedfade.config import LearningConfig, RadioConfig, load_config, render_config
 from fedfade.errors import UserError
 from fedfade.experiments.comparison import compared_names
-from fedfade.experiments.metrics import Row, check_complete, read_rows, write_rows
+from fedfade.experiments.metrics import Row, check_complete, read_rows, rows_text
 from fedfade.experiments.report import left_out_lines, summaries, verdict
 from fedfade.experiments.run_folder import RunFolder, digest, open_finished
 from fedfade.experiments.sweep import load_sweep
@@ -65,11 +65,11 @@ def _npz(**arrays: Any) -> bytes:
     return file.getvalue()
 
 
-def _mat(compress: bool, **arrays: np.ndarray) -> bytes:
+def _mat(compress: bool, version: str = "5", **arrays: np.ndarray) -> bytes:
     from scipy.io import savemat
 
     file = io.BytesIO()
-    savemat(file, arrays, do_compression=compress)
+    savemat(file, arrays, do_compression=compress, format=version)
     return file.getvalue()
 
 
@@ -94,7 +94,7 @@ def _rows() -> bytes:
         for policy in ("random", "perfect")
     ]
     with tempfile.TemporaryDirectory() as name:
-        write_rows(Path(name) / "m.csv", rows)
+        (Path(name) / "m.csv").write_text(rows_text(rows))
         return (Path(name) / "m.csv").read_bytes()
 
 
@@ -219,6 +219,7 @@ LOADERS: dict[str, Loader] = {
         (
             _mat(True, coeff=_PATHS, delay=_DELAYS),
             _mat(False, h=_PATHS, tau=_DELAYS, note=np.array("x")),
+            _mat(False, "4", note=np.array("x"), coeff=_PATHS[0], delay=_DELAYS[0]),
         ),
     ),
     "images": Loader(

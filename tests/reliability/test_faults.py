@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 import re
@@ -20,9 +21,11 @@ import torch
 
 from fedfade.agents import Trainer, train
 from fedfade.agents.checkpoint import has_checkpoint
-from fedfade.config import Config, load_config
+from fedfade.config import Config, changed, load_config, render_config
 from fedfade.errors import UserError
 from fedfade.experiments import Comparison, RunFolder, SideBySide
+from fedfade.experiments.metrics import read_rows, rows_text
+from fedfade.storage import read_json, write_json
 from tests.conftest import TINY
 from tests.reliability.kills import SMALL_CELL, overrides, train_facts, train_readable
 
@@ -262,6 +265,78 @@ def test_a_run_folder_that_goes_away(
     if how != "removed":
         assert (elsewhere / "checkpoint.safetensors").exists()
         assert compared.run(elsewhere) == whole
+
+
+# --- folders that are changed while nobody runs -------------------------------------------------
+
+
+def stopped(compared: Compared, folder: Path) -> None:
+    """A comparison that is interrupted after its first round."""
+
+    def stop(done: int, doing: str) -> None:
+        if done == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compared.run(folder, stop)
+
+
+@pytest.mark.parametrize("change", ["configuration", "metrics", "checkpoint", "version"])
+def test_a_checkpoint_belongs_to_its_run(
+    change: str, compared: Compared, whole: str, tmp_path: Path, fedfade
+) -> None:
+    """What is changed between a stop and the continuation is refused, or at least told of."""
+    folder = tmp_path / "run"
+    stopped(compared, folder)
+    alike = compared
+    if change in ("configuration", "checkpoint"):
+        alike = copy.copy(compared)
+        alike.config = changed(compared.config, {"learning.alpha": 5.0})
+    if change == "configuration":
+        (folder / "config.yaml").write_text(render_config(alike.config))
+        with pytest.raises(UserError, match=r"is of another configuration than config\.yaml"):
+            alike.run(folder)
+    elif change == "checkpoint":
+        stopped(alike, tmp_path / "other")
+        for name in ("checkpoint.safetensors", "metrics.csv"):
+            shutil.copy(tmp_path / "other" / name, folder / name)
+        with pytest.raises(UserError, match=r"is of another configuration than config\.yaml"):
+            compared.run(folder)
+    elif change == "metrics":
+        rows = read_rows(folder / "metrics.csv")
+        rows[0] = rows[0]._replace(accuracy=0.99)
+        (folder / "metrics.csv").write_text(rows_text(rows))
+        with pytest.raises(UserError, match=r"is not of the rounds in metrics\.csv"):
+            compared.run(folder)
+    else:
+        record = read_json(folder / "run.json")
+        write_json(folder / "run.json", record | {"torch": "1.0", "fedfade": "0.0.1"})
+        answer = fedfade("compare", folder / "config.yaml", "--out", folder)
+        assert answer.code == 0
+        assert "note: since the run began, torch was 1.0, is" in answer.err
+        assert "fedfade was 0.0.1" in answer.err
+
+
+@pytest.mark.parametrize("link", [".lock", "figures", "tensorboard", "points", "seed-0", "a/b"])
+def test_links_in_a_folder_are_refused(link: str, tmp_path: Path, fedfade) -> None:
+    """Nothing is written or cleaned up where they lead."""
+    elsewhere, out = tmp_path / "elsewhere", tmp_path / "run"
+    elsewhere.mkdir()
+    (elsewhere / ".fedfade-kept").write_text("of somebody else")
+    (out / link).parent.mkdir(parents=True)
+    (out / link).symlink_to(elsewhere)
+    (tmp_path / "s.yaml").write_text("preset: small-cell\n")
+    for words in (
+        ["compare", "paper", *SETTINGS],
+        ["train", "small-cell", "--seeds", 2],
+        ["train", "small-cell"],
+        ["sweep", tmp_path / "s.yaml"],
+        ["reproduce", "regimes"],
+    ):
+        answer = fedfade(*words, "--out", out)
+        assert answer.code == 2
+        assert "is a link, which may lead out of" in answer.err, words
+    assert [path.name for path in elsewhere.iterdir()] == [".fedfade-kept"]
 
 
 def test_a_training_folder_moved_away(

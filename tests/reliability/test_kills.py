@@ -9,8 +9,10 @@ import sys
 
 import pytest
 
+KILLS = [("train", 3), ("train-seeds", 3), ("compare", 3), ("sweep", 3)]
 
-@pytest.mark.parametrize(("command", "kills"), [("train", 4), ("compare", 3), ("sweep", 3)])
+
+@pytest.mark.parametrize(("command", "kills"), KILLS)
 def test_killed_runs_end_in_the_same_bits(command: str, kills: int) -> None:
     """In a process of its own, because it forks; another seed every day would hide a failure."""
     words = ["--command", command, "--kills", str(kills), "--seed", "1"]

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import struct
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedfade.config import load_config, parse_yaml
+from fedfade.agents import load_checkpoint
+from fedfade.config import Config, load_config, parse_yaml
 from fedfade.errors import UserError
+from fedfade.experiments import RunFolder, read_rows
 from fedfade.experiments.sweep import load_sweep
+from fedfade.radio.impulse import read_impulse_responses
 from fedfade.radio.matfile import read_mat
-from fedfade.storage import read_bytes, read_npz
+from fedfade.radio.traces import read_gains
+from fedfade.storage import read_npz, sha256_of
 from tests.reliability import EXAMPLES
 from tests.reliability.loaders import LOADERS, load, npy_header, one_sentence
 
@@ -264,8 +271,47 @@ def test_files_larger_than_any_sensible_one_are_not_read(tmp_path: Path) -> None
             file.truncate(2**31)  # sparse: takes no disk
         with pytest.raises(UserError, match="larger than"):
             read(path)
-    with pytest.raises(UserError, match="larger than"):
-        read_bytes("/dev/zero", 1000)  # a device has no size
+
+
+def test_only_files_are_read(tmp_path: Path) -> None:
+    """A pipe blocks and a device never ends, whoever reads."""
+    readers = {
+        "a.yaml": [load_config, load_sweep],
+        "a.npz": [read_npz, read_gains, read_impulse_responses, sha256_of],
+        "a.mat": [read_impulse_responses],
+        "metrics.csv": [read_rows],
+        "checkpoint.json": [lambda path: load_checkpoint(path.parent)],
+        "checkpoint.safetensors": [
+            lambda path: RunFolder(path.parent, Config(), torch.device("cpu")).load_checkpoint()
+        ],
+    }
+    for name, functions in readers.items():
+        for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+            path = tmp_path / name
+            make(path)
+            for read in functions:
+                with pytest.raises(UserError, match=r"it is a pipe or a device|holds no"):
+                    read(path)
+            path.unlink()
+
+
+def test_small_files_do_not_unfold_to_gigabytes(tmp_path: Path) -> None:
+    """A thousand zeros pack into one byte; and of an array's elements five are looked at."""
+    np.savez_compressed(tmp_path / "a.npz", small_scale_gain=np.zeros((10, 2**20), np.float64))
+    with pytest.raises(UserError, match=r"claims 83886\d{3} bytes"):
+        read_gains(tmp_path / "a.npz")
+    flags, extents = struct.pack("<4I", 6, 8, 6, 0), struct.pack("<4i", 5, 8, 1, 1)
+    name = struct.pack("<2I", 1, 4) + b"taus" + bytes(4)
+    head = b"MATLAB 5.0".ljust(124) + b"\x00\x01IM"
+    for size, refused in ((56 * 2**20, "not an intact"), (72 * 2**20, "too large: at most")):
+        inside = flags + extents + name + bytes(size)
+        packed = zlib.compress(struct.pack("<2I", 14, len(inside)) + inside)
+        (tmp_path / "a.mat").write_bytes(head + struct.pack("<2I", 15, len(packed)) + packed)
+        tracemalloc.start()
+        with pytest.raises(UserError, match=refused):
+            read_impulse_responses(tmp_path / "a.mat")
+        assert tracemalloc.get_traced_memory()[1] < 200e6
+        tracemalloc.stop()
 
 
 def test_packed_archives_stay_within_their_limit(tmp_path: Path) -> None:

@@ -44,6 +44,41 @@ def called(node: ast.AST) -> str:
     return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
 
 
+# Who reads by other means than storage.py: what the package or the program itself has written.
+READ_THEMSELVES = {
+    "config/files.py",
+    "experiments/report.py",
+    "experiments/workers.py",
+    "radio/microcell.py",
+    "studies/levers/plan.py",
+    "studies/paper/reproduction.py",
+    "bench/channel_speed.py",
+    "bench/timing.py",
+}
+
+
+def test_files_of_others_are_opened_in_one_place() -> None:
+    """`storage.py` refuses pipes, devices and what is too large before it reads."""
+    for name, tree in sources():
+        for call in map(called, ast.walk(tree)):
+            method = call.rpartition(".")[2]
+            assert (
+                method not in ("read_text", "read_bytes")
+                or "." not in call
+                or (name in READ_THEMSELVES or call == "storage.read_bytes")
+            ), (name, call)
+            assert call not in ("open", "zipfile.ZipFile") or name == "storage.py", (name, call)
+
+
+def test_terminals_are_written_to_in_one_place() -> None:
+    """`commands/options.py` spells control characters out and takes no brackets for markup."""
+    for name, tree in sources():
+        if name.startswith("bench/") or name in ("commands/options.py", "agents/reference.py"):
+            continue  # numbers of our own
+        for call in map(called, ast.walk(tree)):
+            assert call not in ("print", "typer.echo", "click.echo", "Console"), (name, call)
+
+
 def test_nothing_unpickles_or_executes_what_it_reads() -> None:
     for name, tree in sources():
         for node in ast.walk(tree):

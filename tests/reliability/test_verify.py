@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedfade.agents import train
-from fedfade.config import load_config
-from fedfade.experiments.metrics import read_rows, write_rows
+from fedfade.agents.checkpoint import load_checkpoint, prepare_checkpoint, take_prepared
+from fedfade.config import Config, changed, load_config
+from fedfade.errors import UserError
+from fedfade.experiments.metrics import (
+    Row,
+    RunRound,
+    check_complete,
+    measured_row,
+    read_rows,
+    rows_text,
+)
 from fedfade.storage import read_npz, write_npz
 from tests.conftest import TINY
 from tests.reliability.kills import SMALL_CELL
@@ -39,7 +50,7 @@ def test_a_changed_number_is_found(compared: Path, fedfade) -> None:
     path = compared / "metrics.csv"
     first = read_rows(path)
     first[1] = first[1]._replace(train_loss=first[1].train_loss * (1 + 1e-15))
-    write_rows(path, first)
+    path.write_text(rows_text(first))
     answer = fedfade("verify", compared, "--rounds", 1)
     assert answer.code == 1
     assert "different:" in answer.out
@@ -51,12 +62,102 @@ def test_a_changed_gradient_and_a_changed_machine_are_found(compared: Path, fedf
     arrays["inner"][0, 1, 0, 0] *= 1.0000001
     write_npz(compared / "gradients.npz", arrays)
     record = json.loads((compared / "run.json").read_text())
-    (compared / "run.json").write_text(json.dumps(record | {"torch": "1.0"}))
-    assert fedfade("verify", compared, "--rounds", 1).code == 0
+    (compared / "run.json").write_text(json.dumps(record | {"torch": "1.0\x1b[2J"}))
+    assert "gradients.npz: SHA-256 was" in fedfade("verify", compared, "--rounds", 1).out
     answer = fedfade("verify", compared, "--rounds", 2)
     assert answer.code == 1
-    assert "Gram matrices" in answer.out
-    assert "torch was 1.0" in answer.err
+    assert "round 1: Gram matrices" in answer.out
+    assert r"torch was 1.0\x1b[2J, is" in answer.err
+    assert "\x1b" not in answer.err + answer.out
+
+
+def forge(folder: Path, **fields: object) -> None:
+    """Change the last round of a comparison."""
+    rows = read_rows(folder / "metrics.csv")
+    last = max(i for i, row in enumerate(rows) if row.policy == "random")
+    rows[last] = rows[last]._replace(**fields)
+    (folder / "metrics.csv").write_text(rows_text(rows))
+
+
+def test_the_last_round_is_checked_whatever_is_run_again(compared: Path, fedfade) -> None:
+    words = ["--policies", "random,max-sum-rate,perfect,genie", "--out", compared, *SETTINGS]
+    again = ["compare", "paper", *words, "--set", "run.evaluate_every=2"]
+    forge(compared, accuracy=0.99)
+    answer = fedfade("verify", compared, "--rounds", 1)
+    assert answer.code == 1
+    assert "metrics.csv: SHA-256 was" in answer.out
+    answer = fedfade(*again)
+    assert answer.code == 2
+    assert "metrics.csv in" in answer.err
+    assert "99.0" not in answer.out
+    # Whoever hides that is found where all rounds are run again; until then it is said.
+    record = json.loads((compared / "run.json").read_text())
+    del record["left"]
+    (compared / "run.json").write_text(json.dumps(record))
+    answer = fedfade("verify", compared, "--rounds", 2)
+    assert answer.code == 0
+    assert "rounds not run again are not checked" in answer.err
+    assert fedfade("verify", compared, "--rounds", 3).code == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"accuracy": value} for value in (math.inf, -5.0, 1e308, 1.001)),
+        *({"delivered": 5.0}, {"fairness": -0.1}, {"bits_sent": math.inf}, {"bits_wasted": 1e30}),
+        *({"sum_rate_bps": -1.0}, {"reward": math.inf}, {"not_finite": 9}),
+    ],
+)
+def test_impossible_numbers_are_refused(fields: dict[str, float], make_rows) -> None:
+    config, rows = make_rows
+    path = Path("metrics.csv")
+    check_complete(rows, path, ["random"], config, 1)
+    with pytest.raises(UserError, match="was changed or is damaged"):
+        check_complete([rows[0]._replace(**fields)], path, ["random"], config, 1)
+
+
+@pytest.fixture
+def make_rows(tiny: Config) -> tuple[Config, list[Row]]:
+    run = RunRound(
+        payload_bits=1e5,
+        delivered=torch.tensor([True, False, True, False]),
+        finite=torch.ones(4, dtype=torch.bool),
+        uploads=torch.tensor([1, 0, 1, 0]),
+        outcome=None,
+        **dict.fromkeys(
+            ("accuracy", "loss", "train_loss", "bias", "accuracy_averaged"), torch.tensor(0.5)
+        ),
+    )
+    return changed(tiny, {"run.seeds": 1}), [measured_row(0, "random", 0, run)]
+
+
+def test_models_are_compared_where_all_rounds_are(compared: Path, fedfade) -> None:
+    path = compared / "run.json"
+    record = json.loads(path.read_text())
+    record["models"] = dict.fromkeys(record["models"], "0" * 64)
+    path.write_text(json.dumps(record))
+    answer = fedfade("verify", compared, "--rounds", 1)
+    assert answer.code == 1
+    assert "models: SHA-256 was" in answer.out
+    del record["left"]
+    path.write_text(json.dumps(record))
+    answer = fedfade("verify", compared)
+    assert answer.code == 1
+    assert "the end: random, seed 0 was 0000" in answer.out
+
+
+def test_nothing_to_compare_is_not_the_same(fedfade, tmp_path: Path) -> None:
+    """A training whose curve is emptied, digests and all."""
+    changes = [*SMALL_CELL, "qmix.episodes=20", "run.device=cpu"]
+    train(load_config("small-cell", changes), tmp_path)
+    stored = load_checkpoint(tmp_path)
+    parts = {part: stored.tensors(part) for part in ("agents", "training")}
+    parts["training"]["curve"] = torch.zeros(0, dtype=torch.float64)
+    prepare_checkpoint(tmp_path, stored.config, stored.batch, stored.episodes, parts, {})
+    take_prepared([tmp_path])
+    answer = fedfade("verify", tmp_path)
+    assert answer.code == 2
+    assert "holds 0 reports of 1 batches" in answer.err
 
 
 def test_a_training_is_the_same_again(fedfade, tmp_path: Path) -> None:

@@ -403,4 +403,4 @@ def test_use_of_inputs_reads_the_table() -> None:
 
 def test_the_list_comes_with_the_package() -> None:
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-    assert re.search(r'"studies/paper/\*\.yaml"', text)
+    assert re.search(r'"studies/\*/\*\.yaml"', text)

@@ -10,9 +10,8 @@ from fedfade import seams
 from fedfade.agents import scope_of
 from fedfade.agents.export import normalisation
 from fedfade.allocation import load_policy, play_round
-from fedfade.config import Config, load_config
+from fedfade.config import Config, inputs_of, load_config
 from fedfade.errors import UserError
-from fedfade.experiments.run_folder import inputs_of
 from fedfade.uplink import (
     Progress,
     Round,

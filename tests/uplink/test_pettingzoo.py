@@ -1,9 +1,13 @@
 """PettingZoo's own tests on the environment, and the ones they leave out."""
 
+import copy
+import pickle
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -194,6 +198,31 @@ def test_real_federated_rounds_go_on_from_episode_to_episode() -> None:
     assert rounds == [0, 0, 1, 1]
     assert torch.equal(models[0], models[1])
     assert not torch.equal(models[1], models[2])
+
+
+@pytest.mark.parametrize("gradients", ["synthetic", "learning"])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
+def test_copies_go_on_alike_and_apart(gradients: str, copied: Callable[[Any], Any]) -> None:
+    """Vectorised environments are copies. One of an episode under way plays the same rounds to
+    come, and what was done to one does nothing to the other."""
+    one = learning_env(1) if gradients == "learning" else parallel_env("small-cell", max_cycles=2)
+    copied(one).reset(seed=0)  # before there is an episode
+    one.reset(seed=0)
+    one.step(dict.fromkeys(one.agents, 0))
+    other = copied(one)
+
+    def play(env: UplinkEnv) -> list[np.ndarray]:
+        found = []
+        for _ in range(4):
+            if not env.agents:
+                env.reset()
+            env.step({agent: 4 * (n % 2) for n, agent in enumerate(env.agents)})
+            found += [env.state(), env._episodes.round.inner.numpy()]
+        return found
+
+    assert all(np.array_equal(a, b) for a, b in zip(play(one), play(other), strict=True))
+    assert other._gradients is other._episodes.rounds.gradients
+    copied(aec_env("ring", max_cycles=2)).reset(seed=0)
 
 
 def test_recorded_gradients(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedfade.config import load_config
-from fedfade.uplink import Scenario, scenario_from_config
+from fedfade.uplink import Scenario, plan, scenario_from_config
 from fedfade.uplink.plan import (
     LIKENESS,
     after_turn,
@@ -116,3 +116,12 @@ def test_where_to_go_on_after_the_turn(
     grace = torch.tensor([place == turn for place in range(3)])
     found = after_turn(grace, torch.tensor(done), torch.tensor([needed]), torch.tensor([left]))
     assert found.tolist() == [place == band for place in range(3)]
+
+
+def test_nobody_holds_two_sub_bands_at_once() -> None:
+    """In float32 these turns of 250 slots add up so that one is rounded up to 251."""
+    scenario = scenario_from_config(load_config("paper"), 1.0)
+    given = torch.tensor([[161.84083557128906, 250.0, 250.0, 134.15814208984375, 250.0, 250.0]])
+    ends = torch.floor(given.cumsum(-1) + 1e-3)
+    assert (ends.diff() > scenario.slots).any()
+    assert plan._row(scenario, given).sum(-1).max() == 1

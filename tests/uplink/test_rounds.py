@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fedfade.config import Config, load_config
+from fedfade.experiments.uploads import Uplink
 from fedfade.radio import Cell, noise_w
 from fedfade.uplink import ManyRounds, Rounds, gradient_source, layout_seeds
 from fedfade.uplink.parts import mean_snr
@@ -45,6 +46,21 @@ def test_a_restart_may_be_the_same(mobility: str, repeat: bool) -> None:
     walked = not torch.equal(cycles[0][0].alpha, cycles[0][1].alpha)
     assert walked == (mobility != "fixed")
     assert not torch.equal(cycles[0][0].inner, cycles[0][1].inner)
+
+
+def test_rounds_may_be_those_of_a_comparison() -> None:
+    """With `restart: same` and `repeat_fading` a seed plays what `fedfade compare` plays with it,
+    bit by bit; without, neither its walk nor its fading."""
+    same = ["run.restart=same", "run.repeat_fading=true"]
+    for changes in (same, []):
+        config = small("run.seed=7", *changes)
+        rounds = Rounds(config, gradient_source(config), 20, [7])
+        played = Uplink(config, rounds.gradients.payload_bits, torch.device("cpu"))
+        for number in range(ROUNDS):
+            ours, theirs = rounds.round(number), played.round(number)
+            alike = [torch.equal(ours.alpha[:1], theirs.alpha[:1])]
+            alike.append(torch.equal(ours.fading[:1], theirs.fading[:1]))
+            assert alike == [bool(changes)] * 2
 
 
 def test_a_new_start_is_that_of_another_seed() -> None:

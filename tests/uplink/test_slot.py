@@ -3,10 +3,12 @@
 import math
 from dataclasses import replace
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedfade.allocation import play_round
 from fedfade.config import load_config
 from fedfade.uplink import (
     Action,
@@ -14,6 +16,7 @@ from fedfade.uplink import (
     RewardWeights,
     Round,
     Scenario,
+    arrived,
     decode_action,
     global_state,
     normalised_inner,
@@ -44,6 +47,7 @@ def random_round(s: Scenario, episodes: int, seed: int) -> Round:
         fading=-torch.rand(episodes, s.slots, s.clients, s.bands, generator=g).log(),
         inner=vectors @ vectors.mT,
         number=torch.zeros(episodes),
+        age=torch.zeros(episodes, s.clients),
     )
 
 
@@ -101,10 +105,12 @@ def test_the_finished_neither_send_nor_disturb() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 4))
-def test_slot_rewards_add_up_to_the_round(seed: int, clients: int, bands: int) -> None:
+@given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 4), st.booleans())
+def test_slot_rewards_add_up_to_the_round(
+    seed: int, clients: int, bands: int, remembers: bool
+) -> None:
     """lambda_1 |N_t| - lambda_2 |sum of d_n|^2 whatever the order of finishing (eq. 29, 30)."""
-    s = scenario(clients, bands)
+    s = replace(scenario(clients, bands), remembers=remembers)
     round_ = random_round(s, 4, seed)
     normalised = normalised_inner(round_.inner)
     g = torch.Generator().manual_seed(seed)
@@ -120,6 +126,37 @@ def test_slot_rewards_add_up_to_the_round(seed: int, clients: int, bands: int) -
     wanted = s.reward.convergence * round_reward(s, round_.inner, progress.finished)
     # 20 float32 additions of numbers up to 3
     torch.testing.assert_close(total, wanted + s.reward.rate * sent, atol=2e-5, rtol=1e-5)
+
+
+def test_slot_rewards_add_up_where_a_part_counts() -> None:
+    """lambda_1 times the shares, and |sum of share_n d_n|^2; payloads of their own."""
+    own = torch.tensor([1.0, 0.2, 3.0])
+    s = replace(scenario(3, 2), count_partial=True, payload_bits=4e5 * own)
+    round_ = random_round(s, 4, 0)
+    progress, total, rates = start_round(s, 4), torch.zeros(4), torch.zeros(4)
+    assert torch.equal(progress.remaining_bits[0], 4e5 * own)
+    action = Action(torch.zeros(4, 3).long(), torch.full((4, 3), s.full_level))
+    for slot in range(s.slots):
+        after, result = play_slot(s, progress, slot_gain(round_, slot), action)
+        total += slot_reward(s, normalised_inner(round_.inner), progress, after, result)
+        rates += result.rate_bps.sum(-1) * s.slot_s / (s.bands * 4e5 * own.mean())
+        progress = after
+    share = 1 - progress.remaining_bits / (4e5 * own)
+    assert ((share > 0) & (share < 1)).any()
+    assert torch.allclose(arrived(s, progress), share)
+    weights, unit = s.reward, normalised_inner(round_.inner)
+    bias = torch.einsum("en,enm,em->e", share, unit, share)
+    wanted = weights.delivered * share.sum(-1) - weights.deviation * bias
+    torch.testing.assert_close(wanted, round_reward(s, round_.inner, share))
+    torch.testing.assert_close(total, weights.convergence * wanted + weights.rate * rates)
+
+
+def test_everybody_sees_the_share_of_its_own_payload() -> None:
+    s = replace(scenario(clients=2, bands=2, slots=10), payload_bits=torch.tensor([4e5, 1e5]))
+    round_ = random_round(s, 1, seed=3)
+    progress = Progress(torch.tensor([[1e5, 1e5]]))
+    assert observe(s, round_, progress, slot=4)[0, :, 4].tolist() == [0.25, 1.0]
+    assert global_state(s, round_, progress, slot=4)[0, 6:8].tolist() == [0.25, 1.0]
 
 
 def test_deviations_are_in_units_of_their_mean() -> None:
@@ -254,3 +291,61 @@ def test_hidden_observations_are_one() -> None:
     fading, deviation = state[:, 10:50], state[:, 61:71]
     assert bool((fading == 1).all())
     assert bool((deviation == 1).all())
+
+
+def test_a_server_that_remembers_misses_the_absent() -> None:
+    """The convergence part falls with |sum of d_n over the absent|^2, and starts at 0."""
+    s = replace(scenario(3, 2), remembers=True)
+    vectors = torch.randn(3, 5, generator=torch.Generator().manual_seed(2))
+    inner = (vectors @ vectors.T)[None]
+    scale = inner[0].diagonal().mean()
+
+    def bias(absent: list[int]) -> float:
+        return float(vectors[absent].sum(0).square().sum() / scale)
+
+    for delivered in ([], [1], [0, 2], [0, 1, 2]):
+        absent = [n for n in range(3) if n not in delivered]
+        member = torch.tensor([[n in delivered for n in range(3)]])
+        wanted = s.reward.delivered * len(delivered)
+        wanted += s.reward.deviation * (bias([0, 1, 2]) - bias(absent))
+        assert math.isclose(float(round_reward(s, inner, member)), wanted, abs_tol=1e-5)
+
+
+@pytest.mark.parametrize("payload", [9_932_960.0, 1e10, 1e12, 9e15])
+def test_no_bit_of_a_large_payload_is_lost(payload: float) -> None:
+    """What was sent is what the rates of all slots add up to, here in float64."""
+    s = replace(scenario(slots=250), payload_bits=payload)
+    round_, action = random_round(s, 2, seed=3), Action(*torch.zeros(2, 2, s.clients).long())
+    action.band.copy_(torch.arange(s.clients) % s.bands)
+    outcome = play_round(_Always(action), s, round_, torch.arange(2), record=True)
+    rates = outcome.history.rate_bps.double() * s.slot_s  # [slot, episode, client]
+    unfinished = ~outcome.delivered
+    assert unfinished.any()
+    assert torch.allclose(outcome.bits[unfinished].double(), rates.sum(0)[unfinished], rtol=1e-5)
+    if payload <= 2**24:
+        assert start_round(s, 1).remaining_bits.dtype == torch.float32
+
+
+class _Always:
+    name, scope = "always", "local"
+
+    def __init__(self, action: Action) -> None:
+        self.action = action
+
+    def begin(self, view: object) -> None:
+        return None
+
+    def act(self, view: object, memory: object) -> Action:
+        return self.action
+
+
+def test_a_rate_is_worth_no_more_than_a_payload() -> None:
+    """A payload of one bit: whoever sends finishes, and C of them are worth 1, not 144,598."""
+    s = replace(scenario(), payload_bits=1.0)
+    s = replace(s, reward=s.reward._replace(convergence=0.0, rate=1.0))
+    round_, before = random_round(s, 2, seed=3), start_round(s, 2)
+    action = Action(*torch.zeros(2, 2, s.clients).long())
+    after, result = play_slot(s, before, slot_gain(round_, 0), action)
+    assert after.finished.all()
+    reward = slot_reward(s, normalised_inner(round_.inner), before, after, result)
+    assert torch.allclose(reward, torch.tensor(s.clients / s.bands))

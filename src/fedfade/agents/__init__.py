@@ -11,6 +11,7 @@ from fedfade.agents.learner import Learner
 from fedfade.agents.networks import AgentNetworks, MonotonicMixer
 from fedfade.agents.run import (
     each_seed,
+    is_trained,
     saved_curve,
     seed_folder,
     tensorboard_installed,

@@ -11,6 +11,7 @@ from fedfade import uplink
 from fedfade.agents.trained import QmixPolicy, agents_for
 from fedfade.allocation import play_round
 from fedfade.config import Config, changed
+from fedfade.learning import Payload
 from fedfade.randomness import streams
 
 _FIRST_CYCLE = 1_000_000
@@ -22,11 +23,11 @@ _CYCLES = 10
 class Audition:
     """Rounds to try the agents of one training on; all candidates meet the same."""
 
-    def __init__(self, config: Config, payload_bits: float, device: torch.device) -> None:
+    def __init__(self, config: Config, payload: Payload, device: torch.device) -> None:
         # Fading that repeats in all cycles would be that of the training.
         fields = {"qmix.gradients": "synthetic", "run.repeat_fading": False}
-        self._config = changed(config, {"learning.payload_bits": payload_bits} | fields)
-        source = uplink.gradient_source(self._config, device)
+        self._config = changed(config, fields)
+        source = uplink.SyntheticGradients(self._config, device, payload)
         count, last = config.qmix.candidate_rounds, config.run.rounds
         tasks = uplink.layout_seeds(config.run.seed, config.qmix.layouts)[:count]
         own = [uplink.Rounds(self._config, source, 1, [task], device) for task in tasks]

@@ -5,14 +5,16 @@ agents-N.safetensors     the agent networks: all that execution needs
 training-N.safetensors   mixer, targets, optimiser, replay, federated task: all a resume needs
 
 The tensor files are complete on disk before `checkpoint.json` names them, and the old ones go
-afterwards, so whenever the process dies there is one whole checkpoint.
+afterwards, so whenever the process dies there is one whole checkpoint. Trainings of one program are
+saved as one: all of them prepare `checkpoint-next.json` before the first takes it for its index, so
+that one that has done so tells all others to.
 """
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Literal
@@ -23,13 +25,22 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as dump_tensors
 from torch import Tensor
 
-from fedfade.config import Config, config_from_tree, differences
+from fedfade.config import Config, check_same_inputs, config_from_tree, differences, inputs_of
 from fedfade.errors import UserError
-from fedfade.storage import MAX_ARRAY_BYTES, read_bytes, read_json, write_json, writing
+from fedfade.storage import (
+    MAX_ARRAY_BYTES,
+    read_bytes,
+    read_json,
+    rename,
+    take_back,
+    write_json,
+    writing,
+)
 
 FORMAT = "fedfade qmix checkpoint"
 VERSION = 2
 INDEX = "checkpoint.json"
+_NEXT = "checkpoint-next.json"
 
 # Agents act in another scenario only where what they do means the same there. What they observe
 # they bring along.
@@ -52,6 +63,7 @@ class _Index(BaseModel):
     batch: _Count
     episodes: _Count
     files: Annotated[dict[Literal["agents", "training"], _File], Field(min_length=2)]
+    inputs: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,7 @@ class Checkpoint:
     batch: int
     episodes: int
     files: dict[str, dict[str, str]]  # part -> name, sha256
+    inputs: Mapping[str, str] = field(default_factory=dict)  # a user's code and data -> sha256
 
     def tensors(self, part: str) -> dict[str, Tensor]:
         """The tensors of `agents` or `training`, checked against the digest."""
@@ -91,10 +104,15 @@ def trained_folders(folder: Path) -> list[Path]:
     return sorted(seeds, key=lambda place: int(place.name.removeprefix("seed-")))
 
 
-def save_checkpoint(
-    folder: Path, config: Config, batch: int, episodes: int, parts: dict[str, dict[str, Tensor]]
+def prepare_checkpoint(
+    folder: Path,
+    config: Config,
+    batch: int,
+    episodes: int,
+    parts: dict[str, dict[str, Tensor]],
+    inputs: Mapping[str, str],
 ) -> None:
-    """Write a checkpoint, the tensors of `agents` and `training`, whole or not at all."""
+    """Write all of a checkpoint, the tensors of `agents` and `training`, beside the last one."""
     files = {}
     for part, tensors in parts.items():
         name = f"{part}-{batch:08d}.safetensors"
@@ -103,17 +121,50 @@ def save_checkpoint(
             temporary.write_bytes(content)
         files[part] = {"name": name, "sha256": hashlib.sha256(content).hexdigest()}
     index = {"format": FORMAT, "version": VERSION, "batch": batch, "episodes": episodes}
-    write_json(folder / INDEX, index | {"config": config.model_dump(), "files": files})
+    made_of = {"config": config.model_dump(), "inputs": inputs, "files": files}
+    write_json(folder / _NEXT, index | made_of)
+
+
+def take_prepared(folders: Sequence[Path]) -> None:
+    """Let what was prepared in all these folders be their checkpoints; the old ones go."""
+    for folder in folders:
+        rename(folder / _NEXT, folder / INDEX)
+    for folder in folders:
+        _drop_others(folder)
+
+
+def settle(folders: Sequence[Path]) -> None:
+    """After a kill while these trainings were saved: all have what was prepared, or nobody."""
+    begun = [folder for folder in folders if has_checkpoint(folder)]
+    taken = {load_checkpoint(folder).batch for folder in begun}
+    for folder in folders:
+        if (folder / _NEXT).exists():
+            if load_checkpoint(folder, _NEXT).batch in taken:
+                take_prepared([folder])
+            take_back(folder / _NEXT)
+    for folder in begun:
+        _drop_others(folder)
+
+
+def forget(folders: Sequence[Path]) -> None:
+    """Let these folders hold no checkpoint."""
+    for folder in folders:
+        take_back(folder / INDEX, folder / _NEXT)
+
+
+def _drop_others(folder: Path) -> None:
+    """Remove the tensors of other checkpoints than the one the index names."""
+    named = {entry["name"] for entry in load_checkpoint(folder).files.values()}
     for path in folder.glob("*-*.safetensors"):
         ours = re.fullmatch(r"(agents|training)-\d{8,}\.safetensors", path.name)
-        if ours and path.name not in {entry["name"] for entry in files.values()}:
+        if ours and path.name not in named:
             with suppress(OSError):
                 path.unlink()
 
 
-def load_checkpoint(folder: Path) -> Checkpoint:
+def load_checkpoint(folder: Path, name: str = INDEX) -> Checkpoint:
     """Read `checkpoint.json`; every fault is one sentence."""
-    path = folder / INDEX
+    path = folder / name
     if not path.is_file():
         seeds = [str(place) for place in trained_folders(folder) if place != folder]
         why = f"choose {' or '.join(seeds)}" if seeds else "it is no folder `fedfade train` wrote"
@@ -126,15 +177,20 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     try:
         _Index.model_validate(index)
     except ValidationError:
-        wrong = "batch, episodes or files are wrong"
+        wrong = "batch, episodes, files or inputs are wrong"
         raise UserError(f"{str(path)!r} was changed by hand: {wrong}.") from None
     config = config_from_tree(index.get("config"), stored=True)
-    return Checkpoint(folder, config, index["batch"], index["episodes"], index["files"])
+    counts = index["batch"], index["episodes"]
+    return Checkpoint(folder, config, *counts, index["files"], index.get("inputs", {}))
 
 
-def check_same_training(checkpoint: Checkpoint, config: Config) -> None:
-    """A continuation must be of the same training."""
+def check_same_training(
+    checkpoint: Checkpoint, config: Config, inputs: Mapping[str, str] | None = None
+) -> None:
+    """A continuation must be of the same training, and of the same code, data and traces."""
     _refuse(checkpoint, config, differences(checkpoint.config, config, _FREE))
+    found = inputs_of(config, training=True) if inputs is None else inputs
+    check_same_inputs(checkpoint.folder, checkpoint.inputs, found)
 
 
 def check_same_meaning(checkpoint: Checkpoint, config: Config) -> None:

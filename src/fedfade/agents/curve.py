@@ -7,6 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from fedfade.agents.trainer import Report
+from fedfade.shown import drawn
 
 
 def curve_figure(curves: Sequence[Sequence[Report]], clients: int, title: str = "") -> Figure:
@@ -22,7 +23,7 @@ def curve_figure(curves: Sequence[Sequence[Report]], clients: int, title: str = 
     panels = (
         ("reward of an episode", 1, "#2471a3"),
         (f"uploads a round, of {clients}", 2, "#1e8449"),
-        ("squared TD error", 3, "#c0392b"),
+        ("squared error of values", 3, "#c0392b"),
     )
     axes = figure.subplots(len(panels), 1, sharex=True)
     for axis, (label, field, colour) in zip(axes, panels, strict=True):
@@ -37,14 +38,15 @@ def curve_figure(curves: Sequence[Sequence[Report]], clients: int, title: str = 
     if np.nanmin(table[:, :, 3], initial=np.inf) > 0:
         axes[2].set_yscale("log")
     axes[1].set_ylim(0, None)
-    exploring = axes[0].twinx()
-    exploring.plot(episodes, table[0, :, 5], color="0.5", linestyle="--", linewidth=1)
-    exploring.set_ylabel("exploration ε (dashed)", color="0.4")
-    exploring.set_ylim(0, 1.02)
-    exploring.spines[["top"]].set_visible(False)
+    if table[0, :, 5].any():
+        exploring = axes[0].twinx()
+        exploring.plot(episodes, table[0, :, 5], color="0.5", linestyle="--", linewidth=1)
+        exploring.set_ylabel("exploration ε (dashed)", color="0.4")
+        exploring.set_ylim(0, 1.02)
+        exploring.spines[["top"]].set_visible(False)
     if len(curves) > 1:
         title = f"{title or 'training'}: median of {len(curves)} seeds, thin: each"
-    axes[0].set_title(title or "training")
+    axes[0].set_title(drawn(title or "training"))
     axes[-1].set_xlabel("training episodes")
     return figure
 

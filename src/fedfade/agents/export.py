@@ -16,8 +16,9 @@ from fedfade.agents.sets import REACH, SetNetworks
 from fedfade.agents.trained import ClientNetwork, load_agents
 from fedfade.config import Config
 from fedfade.errors import UserError
+from fedfade.learning import listed, payload_bits
 from fedfade.storage import write_json, writing
-from fedfade.uplink import gradient_source, part_columns, scenario_from_config
+from fedfade.uplink import part_columns, scenario_from_config
 from fedfade.uplink import parts as observation
 
 OPSET, IR_VERSION = 17, 8  # old enough for small runtimes
@@ -199,9 +200,7 @@ def normalisation(config: Config) -> dict[str, Any]:
     Every input is clamp((x - subtract) / divide, low, high) of a quantity x in the unit named;
     a part that was hidden in training is the constant 1.
     """
-    payload = config.learning.payload_bits
-    if payload == "auto":  # which is allowed only where there is a model to count
-        payload = gradient_source(config).payload_bits
+    payload = listed(payload_bits(config.learning))  # perhaps of client 0, 1, ...
     fading = (0.0, observation.FADING_SCALE_DB, 10.0 * np.log10(observation.FADING_FLOOR))
     lowest_snr, lowest_deviation = np.log10([observation.SNR_FLOOR, observation.DEVIATION_FLOOR])
     scales: dict[str, tuple[float, Any, float]] = {  # subtract, divide, least quantity
@@ -226,7 +225,7 @@ def normalisation(config: Config) -> dict[str, Any]:
         quantity = QUANTITIES.get(name, f"what {name} makes")
         quantity = quantity.format(bound=bound, delay=delay, plan=observation.PLAN_BOUND)
         subtract, divide, least = scales.get(name, (0.0, 1.0, -math.inf))
-        low = max(-bound, float((least - subtract) / divide))
+        low = -bound if least == -math.inf else max(-bound, float((least - subtract) / divide))
         part |= {"quantity": quantity, "subtract": subtract, "divide": divide}
         parts.append(part | {"low": low, "high": bound})
     binary = config.qmix.power == "binary"

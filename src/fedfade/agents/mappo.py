@@ -53,6 +53,7 @@ class EpisodeMemory:
         self.state = torch.zeros(decisions + 1, *by_run, state_width, device=device)
         self.active = torch.zeros(decisions + 1, *by_agent, device=device)  # 0 once finished
         self.choice = torch.zeros(decisions, *by_agent, dtype=torch.int64, device=device)
+        self.lesson = torch.zeros_like(self.choice)  # what the teacher would have done
         self.reward = torch.zeros(decisions, *by_run, device=device)
         self.log_prob = torch.zeros(decisions, *by_agent, device=device)
         self.advantage = torch.zeros(runs, decisions, episodes, device=device)
@@ -67,10 +68,13 @@ class EpisodeMemory:
         self.state.index_copy_(0, decision, state[None])
         self.active.index_copy_(0, decision, (~finished)[None].to(self.active.dtype))
 
-    def act(self, choice: Tensor, reward: Tensor) -> None:
-        """What was done [run x agent, episode] and what all earned by it [run, episode]."""
+    def act(self, choice: Tensor, reward: Tensor, lesson: Tensor | None = None) -> None:
+        """What was done [run x agent, episode] and what all earned by it [run, episode]; what the
+        teacher, if there is one, would have done."""
         self.choice.index_copy_(0, self._now, choice[None])
         self.reward.index_copy_(0, self._now, reward[None])
+        if lesson is not None:
+            self.lesson.index_copy_(0, self._now, lesson[None])
 
     def take(self, run: int) -> dict[str, Tensor]:
         """Nothing is remembered from batch to batch."""
@@ -90,6 +94,7 @@ class Sample(NamedTuple):
     observation: Tensor  # [run x agent, sample, width]
     state: Tensor  # [run, sample, width]
     choice: Tensor  # [run x agent, sample] int64
+    lesson: Tensor  # [run x agent, sample] int64
     log_prob: Tensor  # [run x agent, sample]
     active: Tensor  # [run x agent, sample]
     advantage: Tensor  # [run, sample]
@@ -153,15 +158,18 @@ class MappoLearner:
         self._room = cache(lambda size: (self.agents.make_room(size), self.agents.make_room(size)))
         self._side = SideStream(self.updates.device)
 
-    def update(self, memory: EpisodeMemory, done: Tensor) -> tuple[Tensor, Tensor]:
-        """Learn from a batch of episodes when the share `done` [] of the training is over; mean
-        squared error of the critic and mean value of a state: [run] each."""
+    def update(
+        self, memory: EpisodeMemory, done: Tensor, lessons: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Learn from a batch of episodes when the share `done` [] of the training is over, and from
+        the teacher with weight `lessons` []; mean squared error of the critic and mean value of a
+        state: [run] each."""
         value = self._look_back(memory)
         mappo, figures = self.config.mappo, []
         for _ in range(mappo.epochs):
             order = uniform(fold(self._shuffle, self.updates), (memory.episodes,)).argsort(-1)
             for episodes in order.chunk(mappo.minibatches, -1):  # [run, episode]
-                figures.append(self._step(self._pick(memory, episodes), done))
+                figures.append(self._step(self._pick(memory, episodes), done, lessons))
         return torch.stack(figures).mean(0), value
 
     @torch.no_grad()
@@ -224,19 +232,20 @@ class MappoLearner:
             rows(memory.observation),
             rows(memory.state),
             rows(memory.choice),
+            rows(memory.lesson),
             rows(memory.log_prob),
             rows(memory.active),
             rows(memory.advantage.transpose(0, 1)),
             rows(memory.target.transpose(0, 1)),
         )
 
-    def _step(self, sample: Sample, done: Tensor) -> Tensor:
+    def _step(self, sample: Sample, done: Tensor, lessons: Tensor | None) -> Tensor:
         """One step of agents and critic; the critic's error: [run]."""
         kept, spare = self._room(sample.choice.shape[-1])
         with torch.no_grad():
             tape: Tensors = self.agents.layers(sample.observation, kept)
         logits = tape[-1].detach().requires_grad_()
-        loss = self._actor_loss(logits, sample, done)
+        loss = self._actor_loss(logits, sample, done, lessons)
         loss.sum().backward()  # type: ignore[no-untyped-call]
         assert logits.grad is not None
         self.agents.descend(tape, logits.grad, spare, self._side)
@@ -246,9 +255,11 @@ class MappoLearner:
         return error.detach()
 
     @fused
-    def _actor_loss(self, logits: Tensor, sample: Sample, done: Tensor) -> Tensor:
-        """PPO's clipped objective with a bonus for entropy, to be made small, as a mean over agents
-        that had a say: [run]."""
+    def _actor_loss(
+        self, logits: Tensor, sample: Sample, done: Tensor, lessons: Tensor | None
+    ) -> Tensor:
+        """PPO's clipped objective with a bonus for entropy and one for doing as the teacher does
+        (Schmitt et al. 2018), to be made small, as a mean over agents that had a say: [run]."""
         mappo = self.config.mappo
         log = self.agents.preferred(sample.observation, logits).log_softmax(-1)
         ratio = (log.gather(-1, sample.choice[..., None])[..., 0] - sample.log_prob).exp()
@@ -257,7 +268,10 @@ class MappoLearner:
         gain = torch.minimum(ratio * advantage, near * advantage)
         entropy = -(log.exp() * log).sum(-1)
         bonus = mappo.entropy_start + (mappo.entropy_end - mappo.entropy_start) * done
-        total = ((gain + bonus * entropy) * sample.active).view(self.runs, -1).sum(-1)
+        good = gain + bonus * entropy
+        if lessons is not None:
+            good = good + lessons * log.gather(-1, sample.lesson[..., None])[..., 0]
+        total = (good * sample.active).view(self.runs, -1).sum(-1)
         return -total / sample.active.view(self.runs, -1).sum(-1).clamp(min=1.0)
 
     @fused

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedfade import uplink
 from fedfade.agents.networks import AgentNetworks, padded
+from fedfade.agents.teacher import Teacher
 from fedfade.agents.transitions import Memory
 from fedfade.config import Config
 from fedfade.graphs import fused, record
@@ -40,10 +41,15 @@ class Rollout:
         self._choice = torch.zeros(agents, episodes, dtype=torch.int64, device=device)
         self._earned = torch.zeros(played, device=device)  # since the last decision
         self._before = torch.zeros(played, clients, device=device)  # bits left when it was taken
+        self._lesson = torch.zeros_like(self._choice)  # what the teacher would do
+        self._follows = torch.zeros(episodes, dtype=torch.bool, device=device)
         self._seen = torch.zeros(agents, episodes, padded(width), device=device)
         self._decisions = torch.arange(decisions, device=device)
+        self._places = torch.arange(episodes, device=device)
         seeds = [config.run.seed for config in configs]
         self._keys = streams(seeds, "exploration", device=device)  # [run]
+        name = configs[0].qmix.teacher
+        self._teacher = Teacher(name, scenario, seeds) if name != "none" else None
         advance = [config.qmix.advance for config in configs]
         gamma = [config.qmix.gamma for config in configs]
         self._draws = configs[0].qmix.algorithm == "mappo"  # actions, instead of exploring
@@ -52,7 +58,8 @@ class Rollout:
         self._gamma = torch.tensor(gamma, device=device).repeat_interleave(episodes)
         self.slot = torch.zeros(1, dtype=torch.int64, device=device)
         self.decision = torch.zeros_like(self.slot)
-        self.remaining_bits = torch.zeros(played, clients, device=device)
+        counted_in = self.scenario.counted_in
+        self.remaining_bits = torch.zeros(played, clients, dtype=counted_in, device=device)
         self.returns = torch.zeros(self.runs, episodes, device=device)  # sum of slot rewards
         self._batch = torch.zeros((), dtype=torch.int64, device=device)
         self._epsilon = torch.zeros((), device=device)
@@ -63,6 +70,12 @@ class Rollout:
         """Who has nothing left to send: [run, episode, client]."""
         return (self.remaining_bits <= 0).view(self.runs, self.episodes, -1)
 
+    @property
+    def arrived(self) -> Tensor:
+        """Of whose upload what counts: [run, episode, client]."""
+        found = uplink.arrived(self.scenario, uplink.Progress(self.remaining_bits))
+        return found.view(self.runs, self.episodes, -1)
+
     def begin(
         self,
         round_: uplink.Round,
@@ -70,10 +83,12 @@ class Rollout:
         batch: int,
         memory: Memory,
         payload: float = 1.0,
+        lessons: float = 0.0,
     ) -> None:
         """Lay out a round: observations, gains, and the random choices of all slots.
 
-        Only the share `payload` of an upload is left to send, as if the rest had been sent.
+        Only the share `payload` of an upload is left to send, as if the rest had been sent. The
+        teacher plays the share `lessons` of the episodes.
         """
         self._batch.fill_(batch)
         self._epsilon.fill_(epsilon)
@@ -82,8 +97,14 @@ class Rollout:
             self._explore()
         self.slot.zero_()
         self.decision.zero_()
-        self.remaining_bits.fill_(payload * self.scenario.payload_bits)
+        self.remaining_bits.zero_().add_(payload * self.scenario.payload_bits)
         self.returns.zero_()
+        self._taught = self._teacher is not None and lessons > 0
+        if self._teacher is not None and self._taught:
+            self._teacher.begin(round_, uplink.Progress(self.remaining_bits))
+            self._follows.copy_(self._places < lessons * self.episodes)
+        else:
+            self._follows.zero_()
         self._look(memory)
 
     @fused
@@ -107,6 +128,14 @@ class Rollout:
         self._random.copy_(choice.flatten(1, 2))
 
     @torch.no_grad()
+    def ask_teacher(self, decision: int) -> None:
+        """Before a decision: what would the teacher do, while there are lessons?"""
+        if self._teacher is not None and self._taught:
+            choice = self._teacher.decide(decision, uplink.Progress(self.remaining_bits))
+            by_agent = choice.view(self.runs, self.episodes, -1).mT.flatten(0, 1)
+            self._lesson.copy_(by_agent)
+
+    @torch.no_grad()
     def step(self, agents: AgentNetworks, memory: Memory) -> None:
         """Every agent observes and decides, everybody sends, the transition is stored."""
         self._decide(agents, agents(self._seen))
@@ -123,6 +152,7 @@ class Rollout:
         else:
             greedy = agents.choose(self._seen, values)
             choice = torch.where(self._now(self._explores), self._now(self._random), greedy)
+            choice = torch.where(self._follows, self._lesson, choice)
         self._choice.copy_(choice)
         self._earned.zero_()
         self._before.copy_(self.remaining_bits)
@@ -148,7 +178,7 @@ class Rollout:
         before, after = uplink.Progress(self._before), uplink.Progress(self.remaining_bits)
         self.returns.add_(self._earned.view(self.runs, self.episodes))
         reward = self._earned + self._advance(before, after)
-        memory.act(self._choice, reward.view(self.runs, self.episodes))
+        memory.act(self._choice, reward.view(self.runs, self.episodes), self._lesson)
         self.decision.add_(1)
         self._look(memory)
 
@@ -156,10 +186,10 @@ class Rollout:
         """Potential-based reward (Ng et al. 1999): gamma phi(after) - phi(before), phi the
         payload shares of those who have not finished, and 0 after the deadline: [episode]."""
         if not self._advances:
-            return torch.zeros_like(before.remaining_bits[:, 0])
+            return torch.zeros_like(self._earned)
         shares = []
         for progress in (before, after):
-            share = 1.0 - progress.remaining_bits / self.scenario.payload_bits
+            share = 1.0 - (progress.remaining_bits / self.scenario.payload_bits).float()
             shares.append(torch.where(progress.finished, 0.0, share).sum(-1))
         goes_on = self.decision < self.scenario.decisions - 1
         return self._advance_by * (self._gamma * shares[1] * goes_on - shares[0])

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,19 @@ from torch import Tensor
 from fedfade.agents.checkpoint import (
     check_same_training,
     check_shapes,
+    forget,
     has_checkpoint,
     load_checkpoint,
-    save_checkpoint,
+    prepare_checkpoint,
+    settle,
+    take_prepared,
 )
 from fedfade.agents.trainer import Diverged, Report, Trainer, diverged
-from fedfade.config import Config, changed, render_config
+from fedfade.config import Config, changed, content_digest, inputs_of, render_config
 from fedfade.device import matrix_products, pick_device
 from fedfade.errors import UserError
 from fedfade.interrupts import interrupts_held
-from fedfade.storage import folder_lock, make_folder, write_text
+from fedfade.storage import folder_lock, make_folder, refuse_links, write_text
 
 CURVE = "curve"
 """Name of the tensor [batch, figure] that holds every report so far."""
@@ -58,6 +62,7 @@ def each_seed(
     """Configurations and folders of the seeds of one training; one alone has `folder` itself."""
     seeds = [config.run.seed] if seeds is None else seeds
     _refuse_comparisons([folder])
+    refuse_links(folder)  # where there are several, a seed's folder may be one
     folders = [folder] if len(seeds) == 1 else [seed_folder(folder, seed) for seed in seeds]
     return [changed(config, {"run.seed": seed}) for seed in seeds], folders
 
@@ -67,21 +72,31 @@ def train_together(
     folders: Sequence[Path],
     on_report: OnReport | None = None,
     checkpoint_s: float | None = None,
+    overwrite: bool = False,
 ) -> Trainer:
     """Several trainings in one program (see `programs`), each into a folder that looks as if it had
-    been trained alone. Those that diverge are told of when the others are at their end."""
+    been trained alone. Those that diverge are told of when the others are at their end.
+
+    `overwrite`: begin anew, whatever trainings the folders hold.
+    """
     _refuse_comparisons(folders)
-    everyone = [_Run(config, folder) for config, folder in zip(configs, folders, strict=True)]
+    digest = cache(content_digest)  # most runs have the same
+    inputs = [inputs_of(config, training=True, digest=digest) for config in configs]
+    everyone = [_Run(*run) for run in zip(configs, folders, inputs, strict=True)]
     settings = configs[0].run
     checkpoint_s = settings.checkpoint_s if checkpoint_s is None else checkpoint_s
     with ExitStack() as stack:
         stack.enter_context(matrix_products(settings.precision))
         for run in everyone:
             stack.enter_context(folder_lock(run.folder))
+        if not overwrite:
+            settle(folders)
         lost: list[Diverged] = []
         while everyone:
-            group, until = _next_group(everyone)
+            group, until = (everyone, None) if overwrite else _next_group(everyone)
             trainer = Trainer([run.config for run in group], pick_device(settings.device))
+            if overwrite:  # what could be refused has been
+                forget(folders)
             for run in group:
                 write_text(run.folder / "config.yaml", render_config(run.config))
             _resume(trainer, group)
@@ -118,6 +133,7 @@ class _Run:
 
     config: Config
     folder: Path
+    inputs: dict[str, str]  # sha256 of a user's code and data
     curve: list[Report] = field(default_factory=list)
 
 
@@ -158,8 +174,8 @@ class ScalarWriter:
 def _next_group(everyone: list[_Run]) -> tuple[list[_Run], int | None]:
     """Who is trained next and up to which batch (None: to the end, and everybody).
 
-    A program killed between two saves leaves some runs a checkpoint behind; they draw level
-    before all go on together (the same numbers but for the rounding of sums).
+    Runs that were added to others, or trained without them, draw level before all go on together
+    (the same numbers but for the rounding of sums).
     """
     folders = [run.folder for run in everyone]
     batches = [load_checkpoint(f).batch if has_checkpoint(f) else 0 for f in folders]
@@ -197,13 +213,16 @@ def _play_to(
 
 
 def _save_all(trainer: Trainer, group: list[_Run]) -> None:
-    """Checkpoints of all runs that have not diverged."""
+    """Checkpoints of all runs that have not diverged, in one step."""
+    prepared = []
     for place, run in enumerate(group):
         try:
             if place not in trainer.lost:
-                save(trainer, run.folder, run.curve, place)
+                _prepare(trainer, run, place)
+                prepared.append(run.folder)
         except Diverged as error:
             trainer.lost[place] = error
+    take_prepared(prepared)
     if len(trainer.lost) == len(group):
         raise trainer.lost[0]
 
@@ -236,15 +255,21 @@ def _note(
         writer.write(report.episodes, dict(zip(SCALARS, report[1:], strict=True)) | speed)
 
 
-def save(trainer: Trainer, folder: Path, curve: list[Report], run: int = 0) -> None:
-    """Write a checkpoint of one run, unless the last update has broken the networks."""
-    own = trainer.learner.take(run).values()
+def save(trainer: Trainer, folder: Path, curve: list[Report]) -> None:
+    """Write a checkpoint of a training alone, unless the last update has broken the networks."""
+    _prepare(trainer, _Run(trainer.configs[0], folder, {}, curve), 0)
+    take_prepared([folder])
+
+
+def _prepare(trainer: Trainer, run: _Run, place: int) -> None:
+    """Prepare the checkpoint of one run, unless the last update has broken the networks."""
+    own = trainer.learner.take(place).values()
     if not all(bool(tensor.isfinite().all()) for tensor in own):
-        raise diverged("parameters", curve[-1].episodes if curve else 0)
-    training = trainer.snapshot(run) | {CURVE: torch.tensor(curve, dtype=torch.float64)}
-    parts = {"agents": trainer.learner.kept.of(run), "training": training}
+        raise diverged("parameters", run.curve[-1].episodes if run.curve else 0)
+    training = trainer.snapshot(place) | {CURVE: torch.tensor(run.curve, dtype=torch.float64)}
+    parts = {"agents": trainer.learner.kept.of(place), "training": training}
     episodes = trainer.batch * trainer.rollout.episodes
-    save_checkpoint(folder, trainer.configs[run], trainer.batch, episodes, parts)
+    prepare_checkpoint(run.folder, run.config, trainer.batch, episodes, parts, run.inputs)
 
 
 def _resume(trainer: Trainer, group: list[_Run]) -> None:
@@ -253,7 +278,7 @@ def _resume(trainer: Trainer, group: list[_Run]) -> None:
     for place, run in enumerate(group):
         if has_checkpoint(run.folder):
             checkpoint = load_checkpoint(run.folder)
-            check_same_training(checkpoint, run.config)
+            check_same_training(checkpoint, run.config, run.inputs)
             found = checkpoint.tensors("training")
             check_shapes(run.folder, found, trainer.snapshot(place))
             snapshots.append(found)
@@ -262,11 +287,19 @@ def _resume(trainer: Trainer, group: list[_Run]) -> None:
         trainer.restore(batch, snapshots)
 
 
+def is_trained(config: Config, folder: Path) -> bool:
+    """Whether a folder holds all episodes of a training."""
+    return has_checkpoint(folder) and load_checkpoint(folder).episodes >= config.qmix.episodes
+
+
 def saved_curve(folder: Path) -> list[Report]:
     """The reports of a training in its folder."""
     return _read_curve(load_checkpoint(folder).tensors("training"))
 
 
 def _read_curve(tensors: dict[str, Tensor]) -> list[Report]:
-    rows = tensors.get(CURVE, torch.zeros(0)).reshape(-1, len(Report._fields)).tolist()
-    return [Report(int(row[0]), *row[1:]) for row in rows]
+    curve, width = tensors.get(CURVE, torch.zeros(0)), len(Report._fields)
+    whole = curve.is_floating_point() and curve.numel() % width == 0
+    if not (whole and curve.reshape(-1, width)[:, 0].isfinite().all()):
+        raise UserError(f"tensor {CURVE!r} of the checkpoint does not hold the figures of batches.")
+    return [Report(int(row[0]), *row[1:]) for row in curve.reshape(-1, width).tolist()]

@@ -207,4 +207,12 @@ def agents_folder(folder: Path) -> Path:
 
 def load_shipped_policy(name: str, config: Config) -> Policy:
     """Trained agents that come with the package, for the scenario of `config`."""
+    try:
+        check_same_meaning(load_checkpoint(_shelf() / name), config)
+    except UserError as error:
+        fitting = ", ".join([*shipped_policies_for(config), "wrap-around-choice"])
+        raise UserError(
+            f"policy {name!r} does not fit: {str(error).rstrip('.')}; what does: {fitting}, or "
+            "agents of your own (fedfade train)."
+        ) from None
     return load_policy_checkpoint(_shelf() / name, config)

@@ -145,6 +145,7 @@ class Trainer:
         self.batch = 0  # batches of episodes played
         self.learned = 0  # updates so far; `learner.updates` is the same, over there
         self._done = torch.zeros((), device=device)  # share of the training
+        self._lessons = torch.zeros((), device=device)  # how much the teacher counts
         self._loss = torch.zeros(len(configs), device=device)  # summed over a batch's updates
         self._q = torch.zeros_like(self._loss)
         self.lost: dict[int, Diverged] = {}  # runs that diverged; the others go on
@@ -183,21 +184,24 @@ class Trainer:
         self._enter()
         round_ = self.rounds.round(self.visit) if self._next is None else self._next
         epsilon = self.epsilon()
-        self.rollout.begin(round_, epsilon, self.batch, self.memory, self.payload())
+        lessons = self.lessons()
+        self.rollout.begin(round_, epsilon, self.batch, self.memory, self.payload(), lessons)
         self._loss.zero_()
         self._q.zero_()
         self._done.fill_(self.batch / self.batches)
+        self._lessons.fill_(lessons)
         if isinstance(self.learner, Learner):
             self._prepare_updates(self.learner)
         learned, stored = 0, self.batch * self.scenario.decisions * self.rollout.episodes
         step, _ = self.recorded
-        for _ in range(self.scenario.decisions):
+        for decision in range(self.scenario.decisions):
             with self._threads():
+                self.rollout.ask_teacher(decision)
                 step()
             stored += self.rollout.episodes
             learned += self._learn_between(stored)
         learned += self._learn_after()
-        self.rounds.deliver(self.visit, self.rollout.delivered)
+        self.rounds.deliver(self.visit, self.rollout.arrived)
         self.batch += 1
         self.learned += learned
         self._choose()
@@ -253,13 +257,22 @@ class Trainer:
         return self.memory
 
     def epsilon(self) -> float:
-        """Exploration of the current batch."""
+        """Exploration of the current batch; policy gradients have none of this kind."""
         qmix = self.config.qmix
+        if qmix.algorithm == "mappo":
+            return 0.0
         return self._ramp(qmix.epsilon_start, qmix.epsilon_end, qmix.epsilon_episodes)
 
     def payload(self) -> float:
         """Share of an upload left to send in the current batch."""
         return self._ramp(self.config.qmix.payload_start, 1.0, self.config.qmix.payload_episodes)
+
+    def lessons(self) -> float:
+        """How much the teacher counts in the current batch."""
+        qmix = self.config.qmix
+        return (
+            self._ramp(qmix.lessons, 0.0, qmix.lesson_episodes) if qmix.teacher != "none" else 0.0
+        )
 
     def _ramp(self, start: float, end: float, episodes: int) -> float:
         """Linear in the episodes played, then constant."""
@@ -324,7 +337,8 @@ class Trainer:
     def _update(self) -> None:
         if isinstance(self.learner, MappoLearner):
             assert isinstance(self.memory, EpisodeMemory)
-            figures = self.learner.update(self.memory, self._done)  # means over the steps
+            lessons = self._lessons if self.config.qmix.teacher != "none" else None
+            figures = self.learner.update(self.memory, self._done, lessons)  # means over the steps
             loss, q = (self._policy_steps * figure for figure in figures)
         else:
             n_step = self.config.qmix.n_step

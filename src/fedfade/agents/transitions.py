@@ -23,8 +23,9 @@ class Memory(Protocol):
         """What is observed before decision number `slot` [1] of an episode: [run x agent, episode,
         width], [run, episode, width]; and who has finished: [run x agent, episode]."""
 
-    def act(self, choice: Tensor, reward: Tensor) -> None:
-        """What was done [run x agent, episode] and what all earned by it [run, episode]."""
+    def act(self, choice: Tensor, reward: Tensor, lesson: Tensor | None = None) -> None:
+        """What was done [run x agent, episode] and what all earned by it [run, episode]; what the
+        teacher, if there is one, would have done."""
 
 
 class Batch(NamedTuple):
@@ -119,7 +120,7 @@ class ReplayMemory:
         self.state.index_copy_(1, place, state)
         self.slot.index_copy_(0, (self.stored % self.rows)[None], slot.view(1))
 
-    def act(self, choice: Tensor, reward: Tensor) -> None:
+    def act(self, choice: Tensor, reward: Tensor, lesson: Tensor | None = None) -> None:
         """Complete the row: choices [run x agent, episode] and rewards [run, episode]."""
         place = self._place()
         self.choice.index_copy_(1, place, choice)

@@ -4,7 +4,7 @@ Any choice of bands and powers gives client n in a slot and sub-band at most x_n
 x_n is its share of the received power, L_n = (1 + 1/P_n) ln(1 + P_n) and P_n its SNR at full
 power (docs/explanation/policies.md has the three lines of proof). Shares on a sub-band sum to at
 most T/(1+T), T the sum of all P_n, and a client is on one sub-band at a time. So for any prices
-mu in [0, 1]^N, the number of clients that deliver S bits is at most
+mu in [0, 1]^N, the number of clients that deliver S bits (S_n of their own) is at most
 
     sum_n (1 - mu_n) + (1/S) sum over slots of the best assignment of mu_n L_n to sub-bands.
 
@@ -29,7 +29,9 @@ def genie_bound(scenario: Scenario, round_: Round) -> Tensor:
     total = snr.sum(-2, keepdim=True)
     nats = torch.where(snr > 1e-6, (1.0 + 1.0 / snr.clamp(min=1e-6)) * torch.log1p(snr), 1.0)
     nats = torch.where(snr > 0, nats, 0.0) * (total / (1.0 + total))
-    per_slot = scenario.bandwidth_hz * scenario.slot_s / math.log(2.0) / scenario.payload_bits
+    bits = scenario.payload_bits
+    bits = bits[:, None] if isinstance(bits, Tensor) else bits  # [client, band]
+    per_slot = scenario.bandwidth_hz * scenario.slot_s / math.log(2.0) / bits
     payloads = nats * per_slot  # what a client with a sub-band's share to itself could send
     price = _fit_prices(payloads)
     # With the one-sub-band rule back in: an assignment instead of the best client per band.

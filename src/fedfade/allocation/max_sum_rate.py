@@ -93,14 +93,37 @@ def _best_bands(snr: Tensor) -> Tensor:
     open_ = (band[:, clients:] >= 0).any(-1).nonzero().squeeze(-1)
     band = band[:, :clients]
     if len(open_):
-        if clients <= EXACT_CLIENTS:
-            solve, size = _subset_convolution, _slots_at_a_time(clients, bands, snr.device)
-        else:
-            solve, size = _local_search, max(1, _MOVES // (clients**3 * (bands + 1)))
-        parts = torch.split(snr.index_select(0, open_), size)
-        band = band.index_copy(0, open_, torch.cat([solve(part) for part in parts]))
+        band = band.index_copy(0, open_, _searched(snr.index_select(0, open_)))
     used = snr.gather(-1, band.clamp(min=0)[..., None]).squeeze(-1) > 0
     return torch.where(used, band, -1).reshape(*batch, clients)
+
+
+def _searched(snr: Tensor) -> Tensor:
+    """Steps 2 and 3: [slot, client, band] -> [slot, client].
+
+    Clients that are done drop out first, which changes no answer: their subsets and moves would be
+    those of the others over and over. Slots with about as many left are solved together.
+    """
+    clients, bands = snr.shape[1:]
+    exact, half = clients <= EXACT_CLIENTS, (clients + 1) // 2
+    left = (snr > 0).any(-1)
+    counts, order = left.sum(-1).sort(descending=True, stable=True)
+    # Two sizes of table are enough; of one's own count alone, so that no tie hangs on the company.
+    sizes = [n and (half if n <= half else clients) if exact else n for n in counts.tolist()]
+    answer = torch.full(snr.shape[:2], -1, device=snr.device)
+    first = 0
+    while first < len(sizes) and (most := sizes[first]):
+        if exact:
+            solve, alike = _subset_convolution, sizes[first:].count(most)
+            size = min(alike, _slots_at_a_time(most, bands, snr.device))
+        else:
+            solve, size = _local_search, max(1, _MOVES // (most**2 * clients * (bands + 1)))
+        slots = order[first : first + size]
+        # Their numbers, and those of some who are done, where fewer than `most` are left.
+        who = left[slots].byte().argsort(descending=True, stable=True)[:, :most].sort(-1).values
+        answer[slots] = solve(snr[slots], who)
+        first += size
+    return answer
 
 
 def sum_rate_nats(snr: Tensor, band: Tensor) -> Tensor:
@@ -205,8 +228,11 @@ def _slots_at_a_time(clients: int, bands: int, device: torch.device) -> int:
     return max(_CPU_SLOTS, spare_bytes(device, _GPU_SHARE, 0) // (4 * floats))
 
 
-def _subset_convolution(snr: Tensor) -> Tensor:
-    """Exact sub-bands by dynamic programming over sub-bands: [batch, client]."""
+def _subset_convolution(snr: Tensor, who: Tensor) -> Tensor:
+    """Exact sub-bands of clients `who` [batch, left] by dynamic programming over sub-bands; others
+    are silent: [batch, client]."""
+    whole = snr.shape[:2]
+    snr = snr.gather(1, who[..., None].expand(-1, -1, snr.shape[-1]))
     batch, clients, bands = snr.shape
     # All sub-bands at once; tables are [subset, band, batch].
     value = _subset_values(snr.permute(1, 2, 0).contiguous())
@@ -231,22 +257,23 @@ def _subset_convolution(snr: Tensor) -> Tensor:
         member = (sharing[:, None] >> torch.arange(clients, device=snr.device)) & 1
         answer = torch.where(member.bool(), band, answer)
         left = earlier
-    return answer
+    return who.new_full(whole, -1).scatter(1, who, answer)
 
 
 # --- step 3: local search ---------------------------------------------------------------------
 
 
-def _local_search(snr: Tensor) -> Tensor:
-    """Best-improvement moves of one client at a time, from the plain assignment."""
-    clients, bands = snr.shape[-2:]
+def _local_search(snr: Tensor, who: Tensor) -> Tensor:
+    """Best-improvement moves of one client among `who` [batch, left] at a time, from the plain
+    assignment: [batch, client]."""
+    bands = snr.shape[-1]
     band, _ = assign(torch.log1p(snr))
     value = sum_rate_nats(snr, band)
+    mover = who[:, :, None, None].expand(-1, -1, bands + 1, 1)
+    choice = torch.arange(-1, bands, device=snr.device)[:, None].expand(mover.shape)
     while True:
-        moves = band[:, None, None, :].repeat(1, clients, bands + 1, 1)
-        for client in range(clients):
-            moves[:, client, :, client] = torch.arange(-1, bands, device=snr.device)
-        rate = sum_rate_nats(snr[:, None, None], moves)  # [batch, client moved, new band]
+        moves = band[:, None, None].expand(*mover.shape[:3], -1).scatter(-1, mover, choice)
+        rate = _sum_rate_of(who, snr, moves)  # [batch, client moved, new band]
         top, index = rate.flatten(1).max(-1)
         better = top > value * (1 + 1e-6) + 1e-9
         if not better.any():
@@ -254,6 +281,22 @@ def _local_search(snr: Tensor) -> Tensor:
         picked = moves.flatten(1, 2)[torch.arange(len(band)), index]
         band = torch.where(better[:, None], picked, band)
         value = torch.where(better, top, value)
+
+
+def _sum_rate_of(who: Tensor, snr: Tensor, moves: Tensor) -> Tensor:
+    """`sum_rate_nats` of moves [batch, ..., client] where all but `who` [batch, left] are done.
+
+    Sums are over all clients, with a 0 for each that is done: rounded like those of everybody.
+    """
+    batch, between = len(snr), (1,) * (moves.ndim - 2)
+    some = who.view(batch, *between, -1).expand(*moves.shape[:-1], -1)
+    signal = snr.view(batch, *between, *snr.shape[1:]).expand(*moves.shape, -1)
+    heard = signal.gather(-1, moves.clamp(min=0)[..., None]).squeeze(-1) * (moves >= 0)
+    together = moves.gather(-1, some)[..., None] == moves[..., None, :]  # [..., left, client]
+    oneself = some[..., None] == torch.arange(snr.shape[1], device=snr.device)
+    others = torch.where(together & ~oneself, heard[..., None, :], 0.0).sum(-1)
+    rate = torch.log1p(heard.gather(-1, some) / (others + 1.0))
+    return torch.zeros_like(heard).scatter(-1, some, rate).sum(-1)
 
 
 class MaxSumRate(BuiltInPolicy):

@@ -37,6 +37,13 @@ class Outcome(NamedTuple):
     reward: Tensor  # [episode] sum of slot rewards
     history: History | None
 
+    def arrived(self, scenario: Scenario) -> Tensor:
+        """Who delivered, or, where a part counts, the share of its bits: [episode, client]."""
+        if not scenario.count_partial:
+            return self.delivered
+        share = self.bits.to(scenario.device) / scenario.payload_bits
+        return torch.where(self.delivered, 1.0, share.clamp(max=1.0 - 2.0**-23))
+
 
 def as_observed(policy: Policy, scenario: Scenario) -> Scenario:
     """The scenario as a policy observes it and acts in it, if it says how (`observed`,
@@ -106,11 +113,12 @@ def make_view(
         slot=slot,
         snr=round_.alpha * (scenario.full_power_w / scenario.noise_w),
         fading=fading if measured >= 0 else torch.ones_like(fading),
-        remaining_bits=progress.remaining_bits,
+        remaining_bits=progress.remaining_bits.float(),
         deviation=round_.deviation if aware else None,
         round_index=round_.number,
         observation=None if observations is None else observations.at(slot, progress),
         finished=None if policy.scope == "local" else progress.finished,
+        age=round_.age if aware and policy.scope != "local" else None,
         inner=round_.inner if aware and policy.scope == "central" else None,
         round_keys=keys,
     )
@@ -138,11 +146,12 @@ def play_round(
     known = trusted_slots if trusted else slots_at_once(policy, scenario, episodes)
     played = as_observed(policy, scenario)
     observations = Observations(played, round_, known) if known else None
-    progress = start = start or uplink.start_round(scenario, episodes)
+    start = start or uplink.start_round(scenario, episodes)
+    progress = start = Progress(start.remaining_bits.to(scenario.counted_in))
     who = f"policy {policy.name!r}"
     view = make_view(policy, scenario, round_, progress, 0, keys, observations)
     memory = ask(who, policy, "begin", view)
-    finish_slot = torch.full_like(progress.remaining_bits, scenario.slots)
+    finish_slot = torch.full_like(round_.alpha, scenario.slots)
     rate_sum, reward = torch.zeros(2, episodes, device=scenario.device)
     normalised = uplink.normalised_inner(round_.inner)
     frames = []
@@ -159,12 +168,12 @@ def play_round(
         finish_slot = torch.where(result.finished_now, slot + 1.0, finish_slot)
         if record:
             level = torch.where(progress.finished, scenario.silent_level, action.level)
-            frames.append((action.band, level, result.rate_bps, after.remaining_bits))
+            frames.append((action.band, level, result.rate_bps, after.remaining_bits.float()))
         progress = after
     checks.finish()
     return Outcome(
         delivered=progress.finished,
-        bits=start.remaining_bits - progress.remaining_bits,
+        bits=(start.remaining_bits - progress.remaining_bits).float(),
         finish_slot=finish_slot,
         sum_rate_bps=rate_sum / scenario.slots,
         reward=reward,

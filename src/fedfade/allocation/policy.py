@@ -48,6 +48,7 @@ class View:
     round_index: Tensor  # [episode] federated round
     observation: Tensor | None  # [episode, client, width] for policies that set `observes`
     finished: Tensor | None  # [episode, client] bool; None for scope local
+    age: Tensor | None  # [episode, client] rounds since it delivered last; None likewise
     inner: Tensor | None  # [episode, client, client] Gram matrix; central only
     round_keys: Tensor  # [episode] keys for the round's random numbers
 
@@ -82,9 +83,9 @@ class Observed(NamedTuple):
 class Policy(Protocol):
     """What `fedfade compare` needs of a policy.
 
-    Optional attributes: `gradient_aware = False` promises not to look at gradients, so that
-    many rounds can be played in one batch; `observes = True` asks for `view.observation`, which
-    is the config's or, with an attribute `observed`, its own;
+    Optional attributes: `gradient_aware = False` promises not to look at gradients and ages, so
+    that many rounds can be played in one batch; `observes = True` asks for `view.observation`,
+    which is the config's or, with an attribute `observed`, its own;
     `csi_delay_slots = k` gives it the fading of k slots ago in `view.fading`;
     `hold_slots = k` has it asked in slots 0, k, 2 k, ... and its answer held in between;
     `hop_subbands = True` takes the sub-bands it sees in `view.observation` and answers as logical.

@@ -50,9 +50,13 @@ class WrapAroundSchedule(BuiltInPolicy):
     name = "wrap-around-schedule"
     choice = False
 
+    def worth(self, view: View) -> Tensor | None:
+        """What a client's update counts [episode, client]; None: all alike."""
+        return None
+
     def begin(self, view: View) -> PlannedTurns:
         given = (view.scenario, view.snr, view.round_index, view.remaining_bits)
-        reserved = plan.reserve(*given, choice=self.choice)
+        reserved = plan.reserve(*given, choice=self.choice, worth=self.worth(view))
         left = reserved.bands.any(-1).flip(-1).cumsum(-1).flip(-1)
         return PlannedTurns(reserved, left, plan.holder_done(reserved))
 
@@ -77,6 +81,36 @@ class WrapAroundChoice(WrapAroundSchedule):
 
     name = "wrap-around-choice"
     choice = True
+
+
+class WrapAroundAge(WrapAroundChoice):
+    """The same, but a client counts as many times as rounds have passed since it delivered.
+
+    Who hears finishes knows everybody's age.
+    """
+
+    name = "wrap-around-age"
+    scope = "feedback"
+    gradient_aware = True  # what it does in a round depends on the rounds before
+
+    def worth(self, view: View) -> Tensor | None:
+        assert view.age is not None
+        return 1.0 + view.age
+
+
+class WrapAroundInnovation(WrapAroundChoice):
+    """The same, but a client counts by how far its update is from what the server would take in
+    its place: |g_n - y_n|^2 under a rule that remembers y_n, |g_n - g_{t-1}|^2 otherwise.
+
+    Every client knows its own; the base station would have to announce this one number of each.
+    """
+
+    name = "wrap-around-innovation"
+    scope = "central"
+    gradient_aware = True
+
+    def worth(self, view: View) -> Tensor | None:
+        return view.deviation
 
 
 @dataclass

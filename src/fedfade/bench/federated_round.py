@@ -61,13 +61,20 @@ def measure(repeats: int, device: torch.device, flower: bool, threads: int | Non
     samples = federation.mini_batches([0], 0)[0]
     model = textbook_cnn().to(device)
     ours = partial(one_round, federation, state, [0], 0)
+    encoding = config.model_copy(update={"codec": "int8", "error_feedback": True})
+    coding = Federation(encoding, dataset, device=device)
+    coded = partial(one_round, coding, coding.start([0]), [0], 0)
     plain = partial(textbook_round, model, images, labels, samples)
-    (ours_s, ours_cpu), (plain_s, plain_cpu) = in_turns([ours, plain], repeats)
+    timed = in_turns([ours, plain, coded], repeats)
+    (ours_s, ours_cpu), (plain_s, plain_cpu), (coded_s, coded_cpu) = timed
     figures: Figures = {
         "seconds_per_round": min(ours_s),
         "plain_loop_seconds_per_round": min(plain_s),
         "ratio_to_plain_loop": min(ours_s) / min(plain_s),
         "cpu_ratio_to_plain_loop": median(ours_cpu) / median(plain_cpu),
+        "int8_error_feedback_seconds_per_round": min(coded_s),
+        "ratio_of_int8_error_feedback": min(coded_s) / min(ours_s),
+        "cpu_ratio_of_int8_error_feedback": median(coded_cpu) / median(ours_cpu),
         "clients": CLIENTS,
         "steps": STEPS,
         "batch_size": BATCH,

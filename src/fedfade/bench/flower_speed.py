@@ -14,6 +14,7 @@ from fedfade.bench.timing import Figures, machine, median_ms, wall_clock
 from fedfade.config import load_config
 from fedfade.errors import UserError
 from fedfade.experiments import Uplink
+from fedfade.learning import payload_bits
 from fedfade.uplink import observation_width, start_round
 
 SETTINGS = {"preset": "quickstart", "set": "learning.payload_bits=auto run.device=cpu"}
@@ -97,7 +98,7 @@ def exchanges(rounds: int = 3) -> Figures:
     from fedfade.flower.decisions import Decisions, OneAgent, Seen, decide, play_with_clients
 
     config = load_config("paper", ["run.seeds=1", "run.device=cpu"])
-    uplink = Uplink(config, float(config.learning.payload_bits), torch.device("cpu"))
+    uplink = Uplink(config, payload_bits(config.learning), torch.device("cpu"))
     scenario = uplink.scenario
     choices: dict[str, list[Policy]] = {
         name: [load_policy(name)] * scenario.clients

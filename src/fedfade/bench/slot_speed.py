@@ -113,7 +113,8 @@ def independent_round(alpha: Tensor, fading: Tensor) -> Round:
     """A round whose updates are orthogonal, over fading [episode, slot, client, band]."""
     episodes, _, clients, _ = fading.shape
     inner = torch.eye(clients).expand(episodes, -1, -1)
-    return Round(alpha.expand(episodes, -1), fading, inner, torch.zeros(episodes))
+    alpha = alpha.expand(episodes, -1)
+    return Round(alpha, fading, inner, torch.zeros(episodes), torch.zeros_like(alpha))
 
 
 @one_thread()

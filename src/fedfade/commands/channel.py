@@ -5,15 +5,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from fedfade.commands import options
 from fedfade.config import load_config
 from fedfade.errors import not_allowed
 from fedfade.storage import save_figure, write_npz
+from fedfade.wording import counted
 
 _SUBBAND_GAIN = "where a file keeps both: centre or average"
+_AXES = "what the coefficients' axes are, of drop (repeatable), path, slot, antenna: drop,path"
 
 app = typer.Typer(
     help="Draw, look at and import channel gains.", no_args_is_help=True, rich_markup_mode=None
@@ -23,11 +24,17 @@ app = typer.Typer(
 @app.command()
 def sample(
     out: Annotated[Path, typer.Option(help="the .npz to write")],
-    clusters: Annotated[int | None, typer.Option(help="clusters (radio.clusters)")] = None,
+    clusters: Annotated[
+        int | None, typer.Option(help="clusters (radio.clusters)", show_default="the paper's")
+    ] = None,
     drops: Annotated[int, typer.Option(min=1, max=200_000, help="independent drops")] = 600,
     seed: Annotated[int, typer.Option(min=0, help="seed")] = 0,
-    carrier_ghz: Annotated[float | None, typer.Option(help="carrier in GHz")] = None,
-    speed: Annotated[float | None, typer.Option(help="client speed in m/s")] = None,
+    carrier_ghz: Annotated[
+        float | None, typer.Option(help="carrier in GHz", show_default="the paper's")
+    ] = None,
+    speed: Annotated[
+        float | None, typer.Option(help="client speed in m/s", show_default="the paper's")
+    ] = None,
     subband_gain: options.GainOption = None,
     overrides: options.SetOption = None,
 ) -> None:
@@ -40,8 +47,9 @@ def sample(
     given = {"clusters": clusters, "subband_gain": subband_gain}
     asked = options.with_fields(overrides, others, **given)
     config = load_config("paper", ["cell.mobility=redraw", *asked])
+    options.tell_idle("paper", config)
     write_npz(out, sample_drops(config.radio, config.cell, drops, seed))
-    typer.echo(f"{drops} drops of {config.radio.slots} slots x {config.radio.subbands}: {out}")
+    options.echo(f"{_size(drops, config.radio.slots, config.radio.subbands)}: {out}")
 
 
 @app.command()
@@ -70,13 +78,14 @@ def show(
         [*(gain_statistics(recording.gain) for recording in recordings), RAYLEIGH],
     )
     save_figure(channel_figure(recordings, drop), out, dpi=110)
-    typer.echo(f"picture: {out}")
+    options.echo(f"picture: {out}")
 
 
 @app.command("import")
 def import_(
     file: Annotated[Path, typer.Argument(help=".mat or .npz with coefficients and delays")],
     out: Annotated[Path | None, typer.Option(help="the .npz to write [FILE.traces.npz]")] = None,
+    axes: Annotated[str | None, typer.Option(help=_AXES)] = None,
     subband_gain: options.GainOption = None,
     overrides: options.SetOption = None,
 ) -> None:
@@ -87,10 +96,14 @@ def import_(
     options.check_output("--out", out, ".npz")
     changes = options.with_fields(overrides, subband_gain=subband_gain)
     told = [change.partition("=")[0].strip().removeprefix("radio.") for change in changes]
-    arrays = import_drops(file, load_config("paper", changes).radio, told)
+    arrays = import_drops(file, load_config("paper", changes).radio, told, axes)
     write_npz(out, arrays)
     drops, slots, bands = arrays["small_scale_gain"].shape
-    typer.echo(f"{drops} drops of {slots} slots x {bands}: {out}")
+    options.echo(f"{_size(drops, slots, bands)}: {out}")
+
+
+def _size(drops: int, slots: int, bands: int) -> str:
+    return f"{counted(drops, 'drop')} of {counted(slots, 'slot')} x {counted(bands, 'sub-band')}"
 
 
 def _print_statistics(names: Sequence[str], drops: Sequence[str], sets: Sequence[Any]) -> None:
@@ -102,13 +115,13 @@ def _print_statistics(names: Sequence[str], drops: Sequence[str], sets: Sequence
     table.add_row("drops", *drops)
     table.add_row("mean power", *(f"{one.mean:.3f}" for one in sets))
     table.add_row("std (dB)", *(f"{one.std_db:.2f}" for one in sets))
-    for name, label, digits in (
-        ("percentiles_db", "{} % below (dB)", 2),
-        ("autocorrelation", "correlation, {} slots apart", 3),
-        ("band_correlation", "correlation, {} sub-bands apart", 3),
+    for name, label, unit, digits in (
+        ("percentiles_db", "{} % below (dB)", "", 2),
+        ("autocorrelation", "correlation, {} apart", "slot", 3),
+        ("band_correlation", "correlation, {} apart", "sub-band", 3),
     ):
         columns: list[dict[int, float]] = [getattr(one, name) for one in sets]
         for key in sorted(set[int]().union(*columns)):
             values = (f"{column[key]:.{digits}f}" if key in column else "" for column in columns)
-            table.add_row(label.format(key), *values)
-    Console().print(table)
+            table.add_row(label.format(counted(key, unit) if unit else key), *values)
+    options.PlainConsole().print(table)

@@ -9,59 +9,92 @@ from rich.table import Table
 
 from fedfade.commands import options
 from fedfade.config import Config, load_config, preset_names
+from fedfade.interrupts import interrupts_held
 from fedfade.storage import save_figure
 
-_POLICIES = "comma-separated policies; names or module:factory"
+_POLICIES = "comma-separated policies: of those above, or module:factory"
+_FITTING = "the preset's, and trained ones that fit"
 _CHECKPOINT = "folder of fedfade train; adds its agents as qmix (repeatable)"
-_OUT = "run folder; runs/compare-PRESET if not given"
+_OUT = "run folder; continued if it has begun"
+_OWN = "runs/compare-PRESET, and what was changed in it"
+_OVERWRITE = "start anew if the folder holds a run"
 
 
 def compare(
     preset: options.PresetArgument,
-    policies: Annotated[str | None, typer.Option(help=_POLICIES)] = None,
-    seed: Annotated[int | None, typer.Option(help="first seed")] = None,
+    policies: Annotated[str | None, typer.Option(help=_POLICIES, show_default=_FITTING)] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="first seed", show_default=options.PRESETS)
+    ] = None,
     seeds: options.SeedsOption = None,
     rounds: options.RoundsOption = None,
-    out: Annotated[Path | None, typer.Option(help=_OUT)] = None,
+    out: Annotated[Path | None, typer.Option(help=_OUT, show_default=_OWN)] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help=_OVERWRITE)] = False,
     checkpoint: Annotated[list[Path] | None, typer.Option(help=_CHECKPOINT)] = None,
     device: options.DeviceOption = None,
     precision: options.PrecisionOption = None,
     data_dir: options.DataDirOption = None,
     overrides: options.SetOption = None,
 ) -> None:
-    """Run every policy on the same channel and data; write a report with pictures."""
+    """Run every policy on the same channel and data; write a report with pictures.
+
+    Policies by what clients know when they decide (docs/reference/policies.md):
+
+    \b
+        local     random, max-individual-rate, block-fading-schedule,
+                  wrap-around-schedule, wrap-around-choice, progressive-schedule,
+                  trained: mappo-hold, qmix, qmix-hold, qmix-plus
+        feedback  block-fading-schedule-feedback, wrap-around-age,
+                  deadline-feedback
+        central   max-sum-rate, shortest-remaining-first, deadline-matching,
+                  wrap-around-innovation, progressive-matching
+        bounds    perfect, genie
+    """
     from fedfade.device import pick_device
     from fedfade.experiments import RunFolder, batches, stored_rows, write_report
     from fedfade.experiments.report import genie_line, left_out_lines, summary_table, verdict
+    from fedfade.experiments.run_folder import folder_name
 
     names = None if policies is None else [n.strip() for n in policies.split(",") if n.strip()]
     counts = {"seed": seed, "seeds": seeds, "rounds": rounds}
     where = {"device": device, "precision": precision, "data_dir": data_dir}
     agents = _folders(checkpoint or [])
     changes = options.with_fields(overrides, **counts, **where, policies=names, checkpoint=agents)
-    config = load_config(preset, changes)
+    config = asked = load_config(preset, changes)
     named = any(change.startswith("allocation.policies") for change in changes)
     if preset in preset_names() and not named:  # a file of the user's says what it wants
-        config = options.asked_config(preset, changes, policies=_with_shipped(config))
+        changes = options.with_fields(changes, policies=_with_shipped(config))
+    config = options.asked_config(preset, changes)
     chosen = pick_device(config.run.device)
-    folder = RunFolder(out or Path("runs") / f"compare-{Path(preset).stem}", config, chosen)
+    place = out or Path("runs") / f"compare-{folder_name(preset, asked, config)}"
+    folder = RunFolder(place, config, chosen)
+    # Whatever is refused is refused before a run is overwritten.
+    prepared = list(batches([folder], chosen)) if overwrite else []
     advice = f"the same command continues in {folder.path}"
-    with options.stopping_cleanly(advice), folder.open():
+    with options.stopping_cleanly(advice), folder.open(overwrite):
         if folder.finished:
             options.say(f"already finished: {folder.path}")
         else:
-            (batch,) = batches([folder], chosen)
+            for change in folder.changes():
+                options.say(f"note: since the run began, {change}; its last bits may differ")
+            (batch,) = prepared or batches([folder], chosen)
+            options.say(batch.comparisons[0].uplink.outlook())
             options.say(batch.plan)
-            with options.time_left("rounds", config.run.rounds) as tell:
-                batch.run(tell)
-        rows = stored_rows(folder)
-        record = folder.record
-        report = write_report(folder.path, config, record, rows)
+            try:
+                with options.time_left("rounds", config.run.rounds) as tell:
+                    batch.run(tell)
+            except KeyboardInterrupt:
+                if not folder.finished:
+                    raise
+        with interrupts_held():  # a finished run has a report
+            rows = stored_rows(folder)
+            record = folder.record
+            report = write_report(folder.path, config, record, rows)
     summary = summary_table(rows, record.get("scopes", {}))
     _print_summary(summary, verdict(rows, config.learning.clients), genie_line(rows) or "")
     for line in left_out_lines(rows):
         options.say(line)
-    typer.echo(f"report: {report}")
+    options.echo(f"report: {report}")
 
 
 def _folders(asked: Sequence[Path]) -> Path | list[Path] | None:
@@ -92,7 +125,7 @@ def _print_summary(summary: Sequence[Sequence[str]], *sentences: str) -> None:
         table.add_row(*line)
     console = options.console_of_width(110)
     console.print(table)
-    console.print(*sentences, highlight=False, markup=False)
+    console.print(*sentences, highlight=False)
 
 
 def replay(
@@ -109,4 +142,4 @@ def replay(
 
     options.check_output("--out", out, *options.PICTURES)
     save_figure(replay_figure(folder, policy, seed, round_number), out)
-    typer.echo(f"picture: {out}")
+    options.echo(f"picture: {out}")

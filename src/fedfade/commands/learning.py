@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from fedfade.commands import options
-from fedfade.config import Config, LearningConfig, changed
+from fedfade.config import Config, LearningConfig, changed, load_config
 from fedfade.errors import UserError, not_allowed
 from fedfade.storage import check_folder, save_figure, write_text
+from fedfade.wording import counted
 
 _CLASSES_SHOWN = 12
-_POLICY = "policy that decides who delivers, instead of --delivered"
+_POLICY = "policy that decides who delivers, instead of --delivered; fedfade compare -h lists them"
 _DRAWS = "mini-batches per client behind each estimate"
 _DATA_DIR = "folder data sets are kept in; FEDFADE_DATA if not given"
 
@@ -35,7 +35,9 @@ def learn(
     rounds: options.RoundsOption = None,
     seeds: options.SeedsOption = None,
     delivered: options.DeliveredOption = None,
-    evaluate_every: Annotated[int | None, typer.Option(help="rounds between evaluations")] = None,
+    evaluate_every: Annotated[
+        int | None, typer.Option(help="rounds between evaluations", show_default=options.PRESETS)
+    ] = None,
     data_dir: options.DataDirOption = None,
     device: options.DeviceOption = None,
     precision: options.PrecisionOption = None,
@@ -73,13 +75,13 @@ def learn(
             figure = learning_curves([point.rounds for point in points], accuracies, title)
             save_figure(figure, out / "accuracy.png")
         except ImportError:  # a machine that only trains need not have Matplotlib
-            typer.echo("Matplotlib is not installed: no picture.", err=True)
+            options.say("Matplotlib is not installed: no picture.")
     final = points[-1].accuracy
     mean = sum(final) / len(final)
     each = ", ".join(f"{100 * value:.1f}" for value in final)
-    typer.echo(
-        f"after {run.rounds} rounds: {100 * mean:.1f} % mean test accuracy over {len(final)} "
-        f"seed(s) ({each}), {seconds:.0f} s on {federation.device.type}"
+    options.echo(
+        f"after {counted(run.rounds, 'round')}: {100 * mean:.1f} % mean test accuracy over "
+        f"{counted(len(final), 'seed')} ({each}), {seconds:.0f} s on {federation.device.type}"
     )
     if json:
         summary = {
@@ -92,7 +94,7 @@ def learn(
             "device": str(federation.device),
             "precision": run.precision,
         }
-        typer.echo(json_format.dumps(summary))
+        options.echo(json_format.dumps(summary))
 
 
 def bound(
@@ -139,10 +141,12 @@ def bound(
 
         who = "all of" if delivered is None else f"{delivered} random of"
         who = f"{policy} decides which of" if policy is not None else who
-        title = f"{config.learning.data}: {who} {config.learning.clients} clients deliver"
+        title = (
+            f"{config.learning.data}: {who} {counted(config.learning.clients, 'client')} deliver"
+        )
         save_figure(bound_terms(found, title), figure)
     if json:
-        typer.echo(json_format.dumps({"rounds": rows}))
+        options.echo(json_format.dumps({"rounds": rows}))
 
 
 def _print_bound(rows: Sequence[dict[str, Any]]) -> None:
@@ -154,26 +158,31 @@ def _print_bound(rows: Sequence[dict[str, Any]]) -> None:
         if row["round"] % every == 0 or row is rows[-1]:
             number, delivered, *values = (v for name, v in row.items() if name != "rate_allowed")
             table.add_row(str(number), str(delivered), *(f"{value:.3g}" for value in values))
-    Console(width=max(Console().width, 118)).print(table)
+    options.PlainConsole(width=max(options.PlainConsole().width, 118)).print(table)
     held = sum(row["measured"] <= row["bound"] for row in rows)
     held_rescaled = sum(row["measured"] <= row["rescaled"] for row in rows)
     empty = sum(row["bound"] >= 0 for row in rows)
     allowed = sum(row["rate_allowed"] for row in rows)
-    typer.echo(
-        f"bound held in {held} of {len(rows)} rounds (rescaled: {held_rescaled}); in {empty} it "
-        f"is not below zero, so it promises no decrease; local rate within 1/(√8 E L) in "
-        f"{allowed} (L is the largest slope change seen, a lower estimate)"
+    options.echo(
+        f"bound held in {held} of {counted(len(rows), 'round')} (rescaled: {held_rescaled}); in "
+        f"{empty} it is not below zero, so it promises no decrease; local rate within 1/(√8 E L) "
+        f"in {allowed} (L is the largest slope change seen, a lower estimate)"
     )
 
 
 def partition(
     preset: Annotated[str, typer.Option(help="preset the other fields come from")] = "paper",
-    data: Annotated[str | None, typer.Option(help="digits, cifar10 or a path")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="digits, cifar10 or a path", show_default=options.PRESETS)
+    ] = None,
     data_dir: options.DataDirOption = None,
     alpha: Annotated[
-        list[float] | None, typer.Option(help="Dirichlet concentration (repeatable)")
+        list[float] | None,
+        typer.Option(help="Dirichlet concentration (repeatable)", show_default=options.PRESETS),
     ] = None,
-    clients: Annotated[int | None, typer.Option(help="clients")] = None,
+    clients: Annotated[
+        int | None, typer.Option(help="clients", show_default=options.PRESETS)
+    ] = None,
     seed: Annotated[int, typer.Option(help="seed of the partition")] = 0,
     figure: Annotated[Path | None, typer.Option(help="stacked bars, .png .pdf or .svg")] = None,
     json: options.JsonOption = False,
@@ -184,9 +193,11 @@ def partition(
 
     options.check_output("--figure", figure, *options.PICTURES)
     fields = {"data_dir": data_dir, "data": data, "clients": clients, "seed": seed}
-    config = options.asked_config(preset, overrides, **fields)
+    config = load_config(preset, options.with_fields(overrides, **fields))
     base = config.learning
-    tasks = [changed(config, {"learning.alpha": a}).learning for a in alpha or [base.alpha]]
+    dealt = [changed(config, {"learning.alpha": a}) for a in alpha or [base.alpha]]
+    options.tell_idle(preset, *dealt)
+    tasks = [one.learning for one in dealt]
     dataset = load_data(base)
     labels, classes = dataset.train_labels.numpy(), dataset.classes
     counts = {  # alpha: [client, class]
@@ -197,15 +208,15 @@ def partition(
         table = Table("client", *shown, "all", box=None, title=f"alpha = {value:g}")
         for client, row in enumerate(rows):
             table.add_row(str(client), *map(str, row[: len(shown)]), str(row.sum()))
-        Console().print(table)
-        if len(classes) > len(shown):
-            typer.echo(f"... and {len(classes) - len(shown)} more classes")
+        options.PlainConsole().print(table)
+        if more := len(classes) - len(shown):
+            options.echo(f"... and {more} more class{'es' if more > 1 else ''}")
     if figure is not None:
         from fedfade.learning.plots import class_distribution
 
-        title = f"{dataset.name}, {base.clients} clients, {base.partition}, seed {seed}"
+        title = f"{dataset.name}, {counted(base.clients, 'client')}, {base.partition}, seed {seed}"
         save_figure(class_distribution(counts, classes, title), figure)
-        typer.echo(f"figure: {figure}")
+        options.echo(f"figure: {figure}")
     if json:
         shares = {value: rows / rows.sum(1, keepdims=True) for value, rows in counts.items()}
         partitions = [
@@ -213,7 +224,7 @@ def partition(
             for v, rows in counts.items()
         ]
         summary = {"data": dataset.name, "seed": seed, "classes": list(classes)}
-        typer.echo(json_format.dumps(summary | {"partitions": partitions}))
+        options.echo(json_format.dumps(summary | {"partitions": partitions}))
 
 
 def data(
@@ -231,7 +242,7 @@ def data(
     where = "bundled with scikit-learn"
     if name == "cifar10":
         columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True)) as bar:
+        with Progress(*columns, console=options.PlainConsole(stderr=True)) as bar:
             task = bar.add_task("CIFAR-10", total=None, visible=False)
 
             def tell(done: int, total: int) -> None:
@@ -240,7 +251,7 @@ def data(
             where = str(fetch_cifar10(data_folder(data_dir), tell=tell))
     found = load_data(LearningConfig(data=name, data_dir=str(data_dir) if data_dir else None))
     channels, height, width = found.shape
-    typer.echo(
+    options.echo(
         f"{name}: {len(found.train_labels)} training and {len(found.test_labels)} test images of "
         f"{height} x {width} x {channels}, {len(found.classes)} classes, {where}"
     )

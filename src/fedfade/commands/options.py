@@ -7,26 +7,32 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import rich.progress as bars
 import typer
 from rich.console import Console
+from rich.text import Text
 
-from fedfade.config import Config, load_config
+from fedfade.config import Config, differences, idle, load_config, preset_names
 from fedfade.errors import not_allowed
+from fedfade.shown import plain
 from fedfade.storage import check_folder
 
+PRESETS = "the preset's"  # where no default is told, for it is whatever the preset says
 PresetArgument = Annotated[str, typer.Argument(help="preset name or path of a .yaml file")]
-RoundsOption = Annotated[int | None, typer.Option(help="federated rounds")]
-SeedsOption = Annotated[int | None, typer.Option(help="independent repetitions")]
-_DELIVERED = "clients that deliver each round, drawn at random; all"
-DeliveredOption = Annotated[int | None, typer.Option(help=_DELIVERED)]
-DataDirOption = Annotated[str | None, typer.Option(help="folder of the data sets")]
-DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu or cuda")]
+RoundsOption = Annotated[int | None, typer.Option(help="federated rounds", show_default=PRESETS)]
+SeedsOption = Annotated[
+    int | None, typer.Option(help="independent repetitions", show_default=PRESETS)
+]
+_DELIVERED = "clients that deliver each round, drawn at random"
+DeliveredOption = Annotated[int | None, typer.Option(help=_DELIVERED, show_default="all")]
+_DATA_DIR = "folder of the data sets"
+DataDirOption = Annotated[str | None, typer.Option(help=_DATA_DIR, show_default="FEDFADE_DATA")]
+DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu or cuda", show_default=PRESETS)]
 _PRECISION = "fp32, tf32 (CUDA) or bf16 (local training)"
-PrecisionOption = Annotated[str | None, typer.Option(help=_PRECISION)]
-GainOption = Annotated[str | None, typer.Option(help="average or centre")]
+PrecisionOption = Annotated[str | None, typer.Option(help=_PRECISION, show_default=PRESETS)]
+GainOption = Annotated[str | None, typer.Option(help="average or centre", show_default=PRESETS)]
 FigureOption = Annotated[Path | None, typer.Option(help="picture, .png .pdf or .svg")]
 JsonOption = Annotated[bool, typer.Option("--json", help="end with one JSON object")]
 _SET = "override a field, e.g. --set radio.clusters=28 (repeatable)"
@@ -58,7 +64,17 @@ def with_fields(
 
 def asked_config(preset: str, overrides: list[str] | None, **options: object) -> Config:
     """The configuration a user asks for by preset, `--set` and options of a field's name."""
-    return load_config(preset, with_fields(overrides, **options))
+    config = load_config(preset, with_fields(overrides, **options))
+    tell_idle(preset, config)
+    return config
+
+
+def tell_idle(preset: str, *configs: Config) -> None:
+    """Name what a user has given, and other settings make idle, once for all configurations."""
+    default = load_config(preset) if preset in preset_names() else Config()
+    given = ((config, differences(config, default)) for config in configs)
+    for sentence in dict.fromkeys(line for one, fields in given for line in idle(one, fields)):
+        say(f"{sentence}.")
 
 
 PICTURES = (".png", ".pdf", ".svg")
@@ -77,15 +93,28 @@ def check_output(option: str, path: Path | None, *suffixes: str) -> None:
     check_folder(path.parent)
 
 
+class PlainConsole(Console):
+    """Shows every string as it is, in tables too: brackets are no markup, colons no emoji, and
+    control characters are spelled out."""
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        return super().render_str(plain(text), **how | {"markup": False, "emoji": False})
+
+
+def echo(text: str) -> None:
+    """A line on standard output."""
+    typer.echo(plain(text))
+
+
 def say(sentence: str, style: str | None = None) -> None:
     """A line on standard error, as it is, however long."""
-    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    console = PlainConsole(stderr=True, highlight=False, soft_wrap=True)
     console.print(sentence, style=style)
 
 
-def console_of_width(columns: int) -> Console:
+def console_of_width(columns: int) -> PlainConsole:
     """For tables: a file or pipe has no width of its own."""
-    console = Console()
+    console = PlainConsole()
     if not console.is_terminal:
         console.width = columns
     return console

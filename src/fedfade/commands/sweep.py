@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from fedfade.commands import options
 from fedfade.errors import UserError
+from fedfade.wording import counted
 
 _SHOWN = 40  # lines of the table on the terminal; the file has all
 _FILE = "what to run; docs/how-to/sweep.md"
@@ -32,10 +32,13 @@ def sweep(
     if ray is not None and workers is not None:
         raise UserError("--workers and --ray exclude each other: choose one.")
     asked = sweeps.load_sweep(file, options.with_fields(None, data_dir=data_dir))
+    options.tell_idle(asked.asked.preset, *(point.config for point in asked.points))
     folder = out or Path("runs") / f"sweep-{file.stem}"
     resources = asked.asked.resources
     count = workers or max(1, (os.cpu_count() or 1) // resources.cpus)
-    how = partial(on_this_machine, workers=count) if ray is None else partial(on_ray, address=ray)
+    how = partial(on_this_machine, workers=count)
+    if ray is not None:
+        how = partial(on_ray, address=ray, say=options.say)
     compute = partial(how, resources=resources, retries=asked.asked.retries)
     total = len(asked.points)
     with options.running("points", total, f"the same command continues in {folder}") as bar:
@@ -46,21 +49,22 @@ def sweep(
 
         failures = sweeps.run_sweep(asked, folder, compute, tell)
     _print_table(sweeps.seed_means(asked, sweeps.sweep_table(asked, folder, {})))
-    typer.echo(f"table: {folder / 'sweep.csv'}")
+    options.echo(f"table: {folder / 'sweep.csv'}")
     if failures:
         name, reason = next(iter(failures.items()))
-        failed = f"{len(failures)} of {total} points failed, the first, {name}: {reason}"
+        failed = f"{len(failures)} of {counted(total, 'point')} failed, the first, {name}: {reason}"
         options.say(failed, style="bold red")
         raise typer.Exit(1)
 
 
 def _print_table(means: Any) -> None:
     """Means over seeds of every point and policy, a data frame."""
-    table = Table(*map(escape, means.columns), box=None, header_style="bold")
+    from fedfade.experiments.metrics import as_text, heading
+
+    table = Table(*map(heading, means), box=None, header_style="bold")
     for line in means.head(_SHOWN).itertuples(index=False):
-        words = (f"{value:.4g}" if isinstance(value, float) else str(value) for value in line)
-        table.add_row(*map(escape, words))
+        table.add_row(*(as_text(*cell) for cell in zip(means, line, strict=True)))
     console = options.console_of_width(140)
     console.print(table)
     if len(means) > _SHOWN:
-        console.print(f"... and {len(means) - _SHOWN} more lines", highlight=False)
+        console.print(f"... and {counted(len(means) - _SHOWN, 'more line')}", highlight=False)

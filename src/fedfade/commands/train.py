@@ -7,33 +7,44 @@ from typing import Annotated, Any
 import typer
 
 from fedfade.commands import options
+from fedfade.interrupts import interrupts_held
 from fedfade.storage import save_figure
+from fedfade.wording import counted
 
 MIXER_NAMES = {"qmix": "QMIX", "qplex": "QPLEX", "vdn": "VDN", "independent": "independent agents"}
 """What a training is called, by its `qmix.mixer`."""
 
 _SEEDS = "policies trained side by side, from seed on"
 _GRADIENTS = "learning, synthetic, or a recording (.npz)"
+_OVERWRITE = "start anew if the folder holds a training"
 _AGENTS = "folder of a training, or agents that come along, such as qmix-plus"
 
 
 def train(
     preset: options.PresetArgument,
     out: Annotated[Path, typer.Option(help="folder of the training; continued if it has begun")],
-    episodes: Annotated[int | None, typer.Option(help="training episodes")] = None,
-    seed: Annotated[int | None, typer.Option(help="seed")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help=_OVERWRITE)] = False,
+    episodes: Annotated[
+        int | None, typer.Option(help="training episodes", show_default=options.PRESETS)
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="seed", show_default=options.PRESETS)] = None,
     seeds: Annotated[int, typer.Option(min=1, max=1000, help=_SEEDS)] = 1,
-    gradients: Annotated[str | None, typer.Option(help=_GRADIENTS)] = None,
+    gradients: Annotated[
+        str | None, typer.Option(help=_GRADIENTS, show_default=options.PRESETS)
+    ] = None,
     device: options.DeviceOption = None,
     precision: options.PrecisionOption = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads", show_default="one a core")
+    ] = None,
     data_dir: options.DataDirOption = None,
     overrides: options.SetOption = None,
 ) -> None:
     """Train agents; interrupted anywhere, the same command continues to the same result."""
     import torch
 
-    from fedfade.agents import each_seed, saved_curve, tensorboard_installed, train_together
+    from fedfade import agents
+    from fedfade.agents import each_seed, is_trained, saved_curve, train_together
 
     how = {"data_dir": data_dir, "gradients": gradients, "device": device, "precision": precision}
     config = options.asked_config(preset, overrides, episodes=episodes, seed=seed, **how)
@@ -48,7 +59,7 @@ def train(
 
         def tell(_: object, reports: Sequence[Any]) -> None:
             nonlocal begun
-            if not begun and not tensorboard_installed():
+            if not begun and not agents.tensorboard_installed():
                 options.say("no TensorBoard files: pip install 'fedfade[tensorboard]' for them.")
             begun = True
             uploads = sum(report.uploads for report in reports) / len(reports)
@@ -56,7 +67,12 @@ def train(
 
         numbers = range(config.run.seed, config.run.seed + seeds)
         configs, folders = each_seed(config, out, numbers)
-        trainer = train_together(configs, folders, tell)
+        try:
+            trainer = train_together(configs, folders, tell, overwrite=overwrite)
+        except KeyboardInterrupt:
+            if not all(map(is_trained, configs, folders)):
+                raise
+            trainer = train_together(configs, folders)  # in the last batch: nothing is left to do
     if not begun:
         options.say(f"already finished: {out}")
     curves = [saved_curve(folder) for folder in folders]
@@ -67,17 +83,20 @@ def train(
         last = curve[-max(1, len(curve) // 20) :]
         uploads = sum(report.uploads for report in last) / len(last)
         which = "" if folder == out else f"{folder.name}: "
-        typer.echo(
-            f"{which}{curve[-1].episodes} episodes, {trainer.learned} updates; uploads per round "
-            f"in the last {len(last) * side_by_side} episodes: {uploads:.2f} of {clients}"
+        recent = counted(len(last) * side_by_side, "episode")
+        options.echo(
+            f"{which}{counted(curve[-1].episodes, 'episode')}, "
+            f"{counted(trainer.learned, 'update')}; uploads per round in the last {recent}: "
+            f"{uploads:.2f} of {clients}"
         )
     pictures = [([curve], folder) for folder, curve in zip(folders, curves, strict=True)]
     if folders != [out]:
         pictures.append((curves, out))
     try:
-        for shown, folder in pictures:
-            _draw(shown, folder / "curve.png", clients, title)
-        typer.echo(f"curve: {out / 'curve.png'}")
+        with interrupts_held():  # a finished training has its picture
+            for shown, folder in pictures:
+                _draw(shown, folder / "curve.png", clients, title)
+        options.echo(f"curve: {out / 'curve.png'}")
     except ImportError:
         options.say("no curve.png: Matplotlib is not installed.")
 
@@ -100,5 +119,7 @@ def export(
     size = sum(path.stat().st_size for path in files) // len(files)
     speed = decision_us(files[0])
     if speed is not None:
-        typer.echo(f"one decision under ONNX Runtime: {speed:.0f} microseconds")
-    typer.echo(f"{len(files)} clients, {size // 1024} KiB each, and normalisation.json: {onnx}")
+        options.echo(f"one decision under ONNX Runtime: {speed:.0f} microseconds")
+    options.echo(
+        f"{counted(len(files), 'client')}, {size // 1024} KiB each, and normalisation.json: {onnx}"
+    )

@@ -32,9 +32,9 @@ def verify(
         options.say(f"note: {note}")
     scope = f"{found.again} of {found.stored} {found.what} run again, {found.numbers} numbers"
     if not found.differences:
-        typer.echo(f"same: {scope}, all equal to the last bit.")
+        options.echo(f"same: {scope}, all equal to the last bit.")
         return
-    typer.echo(f"different: {scope}, {len(found.differences)} differ.")
+    options.echo(f"different: {scope}, {len(found.differences)} differ.")
     for line in found.differences[:_SHOWN]:
-        typer.echo(f"  {line}")
+        options.echo(f"  {line}")
     raise typer.Exit(1)

@@ -18,6 +18,8 @@ from fedfade.config.files import (
     preset_summary,
     render_config,
 )
+from fedfade.config.idle import idle
+from fedfade.config.inputs import check_same_inputs, content_digest, inputs_of
 from fedfade.config.tree import (
     SILENT_DBM,
     CellConfig,

@@ -19,15 +19,19 @@ from fedfade.seams import Seam
 from fedfade.storage import read_bytes
 
 _MAX_PRESET_BYTES = 100_000
+_MAX_DIGITS = 300  # of a whole number: more are no float, and past 4,300 Python prints none
 _PRESETS = resources.files("fedfade") / "presets"
 
 _ADDED = """
-    radio.client_antenna_gain_dbi learning.codec learning.server allocation.reward.finished
+    radio.client_antenna_gain_dbi learning.codec learning.codec_fraction
+    learning.error_feedback learning.count_partial learning.payload_factors learning.server
+    allocation.reward.finished
     run.restart qmix.algorithm qmix.mappo qmix.state qmix.client_id qmix.hold_slots
     qmix.hop_subbands qmix.power qmix.optimiser qmix.final_rate qmix.rmsprop_decay
     qmix.rmsprop_epsilon qmix.clip_gradient qmix.loss qmix.standardise_rewards qmix.mask_finished
     qmix.average_weights qmix.candidates qmix.candidate_rounds qmix.layouts qmix.gain_spread_db
-    qmix.network qmix.sizes
+    qmix.network qmix.sizes learning.server_beta1 learning.server_beta2 learning.server_tau
+    learning.average_models qmix.teacher qmix.lessons qmix.lesson_episodes
 """  # fields whose default is what was done before them
 _OTHERWISE = {"learning.previous_update": "last"}
 
@@ -156,12 +160,28 @@ class _PlainLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-# YAML 1.1 wants a point and a signed exponent, and reads 3e9 and 5.4e6 as text.
-_PlainLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$", re.ASCII),
-    list("-+.0123456789"),
-)
+# Numbers as YAML 1.2 has them. PyYAML's are of 1.1: 010 is 8, 1:30 is 90, 3e9 and 5.4e6 are text.
+_WHOLE, _NUMBER = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_OTHERS = {_WHOLE, _NUMBER, "tag:yaml.org,2002:timestamp"}  # which 1.2 does not have
+_PlainLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _OTHERS]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _tag, _pattern in (
+    (_WHOLE, r"([-+]?\d+|0o[0-7]+|0x[\da-fA-F]+)$"),
+    (_NUMBER, r"([-+]?((\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|\.(inf|Inf|INF))|\.(nan|NaN|NAN))$"),
+):
+    _PlainLoader.add_implicit_resolver(_tag, re.compile(_pattern, re.ASCII), list("-+.0123456789"))
+
+
+def _whole(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    text = loader.construct_scalar(node)
+    if len(text) > _MAX_DIGITS:
+        raise yaml.YAMLError(f"a number has {len(text)} digits")
+    return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+
+
+_PlainLoader.add_constructor(_WHOLE, _whole)
 
 
 def parse_yaml(text: str) -> Any:

@@ -5,6 +5,7 @@ prints it beside the value.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import log10
 from numbers import Integral
 from typing import Annotated, Any, Literal, TypeVar
@@ -12,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from fedfade.errors import not_allowed
-from fedfade.seams import CODECS, FADING, PARTS, SERVER_RULES
+from fedfade.seams import CODECS, FADING, PARTS, POLICIES, SERVER_RULES
 
 SILENT_DBM = -100.0
 """A power level at or below this means: do not send (the paper's -100 dBm)."""
@@ -50,6 +51,10 @@ def _folders(value: object) -> object:
 CodecName = Annotated[str, AfterValidator(CODECS.check), CODECS]
 ServerRuleName = Annotated[str, AfterValidator(SERVER_RULES.check), SERVER_RULES]
 FadingName = Annotated[str, AfterValidator(FADING.check), FADING]
+_TEACHERS = replace(POLICIES, field="qmix.teacher")
+TeacherName = Annotated[
+    str, AfterValidator(lambda name: _TEACHERS.check(name, others=("none",))), _TEACHERS
+]
 PartName = Annotated[str, AfterValidator(PARTS.check), PARTS]
 Folders = Annotated[str | list[str] | None, BeforeValidator(_folders)]
 # Ranges are wider than anything sensible and narrow enough that no power, rate or time leaves
@@ -57,9 +62,11 @@ Folders = Annotated[str | list[str] | None, BeforeValidator(_folders)]
 Whole = Annotated[int, BeforeValidator(_whole_to_int)]
 Count = Annotated[Whole, Field(ge=1, le=10**9)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Kept = Annotated[float, Field(ge=0, lt=1)]
 Decibel = Annotated[float, Field(ge=-100, le=100)]
 Spread = Annotated[float, Field(ge=0, le=60)]
 Rate = Annotated[float, Field(gt=0, le=1e6)]
+Factor = Annotated[float, Field(ge=0.01, le=100)]
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
 Metres = Annotated[float, Field(ge=0.01, le=1e6)]
@@ -204,10 +211,23 @@ class LearningConfig(_Branch):
     local_rate: Rate = _is(0.01, "clients' learning rate (paper: eta_l)")
     global_rate: Rate = _is(1.0, "server's learning rate (paper: eta_g)")
     proximal: Weight = _is(0.0, "FedProx weight; 0 is FedAvg")
-    codec: CodecName = _is("none", "how an update becomes the bits that are sent")
+    codec: CodecName = _is("none", "how an update becomes the bits that are sent; none: float32")
+    codec_fraction: float = _is(0.01, "codec topk: share of the values sent", gt=0, le=1)
+    error_feedback: bool = _is(
+        False, "clients send what the codec lost of earlier updates with the next"
+    )
+    count_partial: bool = _is(
+        False, "an unfinished upload counts with what arrived; needs a progressive codec"
+    )
     server: ServerRuleName = _is("mean", "what the server does with what arrived")
     server_momentum: float = _is(
         0.0, "momentum of the server update; above 0, server mean is momentum", ge=0, lt=1
+    )
+    server_beta1: Kept = _is(0.9, "server adam, yogi: what is kept of the mean update")
+    server_beta2: Kept = _is(0.99, "server adam, yogi: what is kept of its square")
+    server_tau: Rate = _is(1e-3, "server adam, yogi: added to the square's root")
+    average_models: Kept = _is(
+        0.0, "kept of the mean of global models every round; tested beside the last; 0: no mean"
     )
     previous_update: Literal["broadcast", "last"] = _is(
         "broadcast",
@@ -217,14 +237,39 @@ class LearningConfig(_Branch):
     weighting: Literal["equal", "samples"] = _is(
         "equal", "weights of the average: equal (paper: 1/N) or by sample count"
     )
-    payload_bits: Annotated[float, Field(ge=1e-6, le=1e20)] | Literal["auto"] = _is(
+    # float64 counts single bits up to 2^53, 9e15 (uplink/slot.py).
+    payload_bits: Annotated[float, Field(ge=1e-6, le=9e15)] | Literal["auto"] = _is(
         9_932_960, "bits a client must deliver (paper: S); auto: what the codec sends"
+    )
+    payload_factors: Factor | list[Factor] = _is(
+        1.0, "what payload_bits is multiplied by, one number or one a client"
     )
 
     def _faults(self) -> _Faults:
         if self.server == "momentum" and not self.server_momentum:
             allowed = "greater than 0 when learning.server is 'momentum'"
             yield "learning.server_momentum", self.server_momentum, allowed
+        ordered = ("int8-progressive", "topk-progressive", "topk")
+        if self.count_partial and self.codec in {*CODECS.built_in} - {*ordered}:
+            allowed = f"false unless learning.codec is one of {', '.join(ordered)}, or your own"
+            yield "learning.count_partial", self.count_partial, allowed
+        if self.server == "scaffold" and self.local_unit != "step":
+            allowed = "step when learning.server is 'scaffold', which divides by their number"
+            yield "learning.local_unit", self.local_unit, allowed
+        factors = self.payload_factors
+        if isinstance(factors, list) and len(factors) != self.clients:
+            allowed = f"a number, or a list of learning.clients = {self.clients} numbers"
+            yield "learning.payload_factors", factors, allowed
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the server takes the last update of clients that do not deliver."""
+        return self.server in ("mifa", "fedvarp")
+
+    @property
+    def vectors_sent(self) -> int:
+        """Vectors of the model's size in an upload: SCAFFOLD sends a control beside the update."""
+        return 2 if self.server == "scaffold" else 1
 
 
 class RewardConfig(_Branch):
@@ -387,6 +432,17 @@ class QmixConfig(_Branch):
         "transitions stored between target copies (paper: 210, read as updates; read as slots, "
         "values diverge where clients walk)",
     )
+    teacher: TeacherName = _is(
+        "none", "policy that shows agents what it would do while they are trained, and only then"
+    )
+    lessons: Weight = _is(
+        1.0,
+        "weight of the teacher at the first episode: in mappo's loss; in Q-learning the share of "
+        "episodes that it plays",
+    )
+    lesson_episodes: Whole = _is(
+        50_000, "episodes until that weight is 0; linear between", ge=1, le=10**12
+    )
     gradients: str = _is("learning", "learning (federated rounds), synthetic, or a recording: .npz")
     evaluate_every: Count = _is(20, "federated rounds between test accuracies while training")
     episodes: Whole = _is(30_000, "training episodes", ge=1, le=10**12)
@@ -420,6 +476,9 @@ class QmixConfig(_Branch):
         if self.parallel_episodes % self.layouts:
             dealt = f"a divisor of qmix.parallel_episodes = {self.parallel_episodes}"
             yield "qmix.layouts", self.layouts, dealt
+        if self.teacher != "none" and self.algorithm == "qmix" and self.lessons > 1:
+            allowed = "at most 1, a share of the episodes, when qmix.algorithm is 'qmix'"
+            yield "qmix.lessons", self.lessons, allowed
         if not (self.client_id or self.share_parameters):
             yield "qmix.client_id", False, "true unless qmix.share_parameters is true"
         for field, wanted in _OF_SETS.items() if self.network == "set" else ():

@@ -11,4 +11,4 @@ from fedfade.experiments.metrics import Row, read_rows, series, summarise
 from fedfade.experiments.report import write_report
 from fedfade.experiments.run_folder import RunFolder, open_finished
 from fedfade.experiments.side_by_side import SideBySide, batches, compare_many
-from fedfade.experiments.uploads import Uplink
+from fedfade.experiments.uploads import Uplink, ages_after

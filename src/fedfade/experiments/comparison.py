@@ -6,7 +6,7 @@ end is what the policy did. `side_by_side.py` plays the rounds, of one compariso
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -21,11 +21,19 @@ from fedfade.config import Config
 from fedfade.device import one_thread
 from fedfade.errors import UserError, not_allowed
 from fedfade.experiments import metrics
-from fedfade.experiments.metrics import Row, RunRound, read_rows, write_rows
-from fedfade.experiments.run_folder import RunFolder, digest
-from fedfade.experiments.uploads import Uplink, part_of
-from fedfade.learning import BoundRow, Federation, Sent, ServerState, bound_along_run, load_data
-from fedfade.storage import read_npz, write_npz
+from fedfade.experiments.metrics import Row, RunRound, read_rows, rows_text
+from fedfade.experiments.run_folder import RunFolder, check_unchanged, digest, fingerprint
+from fedfade.experiments.uploads import Uplink, ages_after, on_cpu, part_of
+from fedfade.learning import (
+    BoundRow,
+    Federation,
+    Payload,
+    Sent,
+    ServerState,
+    bound_along_run,
+    load_data,
+)
+from fedfade.storage import read_npz, write_npz, write_text
 
 QMIX = "qmix"
 
@@ -58,6 +66,7 @@ class Position(NamedTuple):
     rounds: int
     state: ServerState
     uploads: Tensor  # [run, client] rounds in which each client delivered
+    ages: Tensor  # [run, client] rounds since it did last; not stored, as rows say who delivered
 
 
 class Comparison:
@@ -82,7 +91,8 @@ class Comparison:
         # All policies of the first seed, then of the second, ...
         self.runs = [(seed, name) for seed in self.uplink.seeds for name in self.learned]
         nobody = torch.zeros(len(self.runs), learning.clients, dtype=torch.int64)
-        self.at = Position(0, self.federation.start([seed for seed, _ in self.runs]), nobody)
+        start = self.federation.start([seed for seed, _ in self.runs])
+        self.at = Position(0, start, nobody, nobody.float())
         self.outcomes: dict[str, Outcome] = {}  # of the round being played, by policy
         self.genie: Tensor | None = None  # its bound: [seed]
         self.rows: list[Row] = []
@@ -96,18 +106,24 @@ class Comparison:
         """Memory of what all clients of all runs send in a round."""
         return 4 * len(self.runs) * self.config.learning.clients * self.federation.values_sent
 
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of what is kept from round to round beside the models: error feedback, say."""
+        return sum(tensor.nbytes for tensor in self.at.state.memory.values())
+
     def of_policy(self, policy: str) -> slice:
         """Runs of a policy, one per seed."""
         return slice(self.learned.index(policy), None, len(self.learned))
 
     def delivered(self) -> Tensor:
-        """Whose update arrived in time: [run, client]."""
-        shape = (len(self.runs), self.config.learning.clients)
-        delivered = torch.zeros(shape, dtype=torch.bool, device=self.device)
+        """Whose update arrived in time, or what share of it if a part counts: [run, client]."""
+        shape, scenario = (len(self.runs), self.config.learning.clients), self.uplink.scenario
+        kind = torch.float32 if scenario.count_partial else torch.bool
+        delivered = torch.zeros(shape, dtype=kind, device=self.device)
         if PERFECT in self.learned:
-            delivered[self.of_policy(PERFECT)] = True
+            delivered[self.of_policy(PERFECT)] = 1
         for name, outcome in self.outcomes.items():
-            delivered[self.of_policy(name)] = outcome.delivered
+            delivered[self.of_policy(name)] = outcome.arrived(scenario)
         return delivered
 
     def evaluates(self, number: int) -> bool:
@@ -118,12 +134,16 @@ class Comparison:
     def add(self, state: ServerState, inner: Tensor, measures: Mapping[str, Tensor]) -> None:
         """Take down one more round: Gram matrices, and what `RunRound` is made of, [run, ...]."""
         number, bits = self.at.rounds, self.uplink.scenario.payload_bits
+        bits = bits.cpu() if isinstance(bits, Tensor) else bits
         if not self.evaluates(number):  # though others beside it may be tested now
             missing = torch.full_like(measures["loss"], torch.nan)
-            measures = {**measures, "accuracy": missing, "loss": missing}
+            tested = ("accuracy", "loss", "accuracy_averaged")
+            measures = {**measures, **dict.fromkeys(tested, missing)}
         uploads = self.at.uploads + measures["delivered"]
+        ages = torch.where(measures["delivered"], 0.0, self.at.ages + 1.0)
+        outcomes = {name: on_cpu(outcome) for name, outcome in self.outcomes.items()}
         for run, (seed, name) in enumerate(self.runs):
-            sent = self.outcomes.get(name)
+            sent = outcomes.get(name)
             outcome = sent and part_of(sent, run // len(self.learned))
             own = {what: value[run] for what, value in measures.items()}
             seen = RunRound(payload_bits=bits, uploads=uploads[run], outcome=outcome, **own)
@@ -133,7 +153,7 @@ class Comparison:
             self.rows += [metrics.bound_row(seed, GENIE, number, bound) for seed, bound in bounds]
         self.grams[number] = inner
         # One assignment: an interrupt finds a whole number of rounds done.
-        self.at = Position(number + 1, state, uploads)
+        self.at = Position(number + 1, state, uploads, ages)
 
     # --- its folder ------------------------------------------------------------------------------
 
@@ -146,8 +166,9 @@ class Comparison:
         """A checkpoint now."""
         # Metrics first: rows of rounds the checkpoint does not know are dropped on resuming.
         at = self.at
-        write_rows(folder.metrics, (row for row in self.rows if row.round < at.rounds))
-        folder.save_checkpoint(at.rounds, self._tensors(at))
+        text = rows_text(row for row in self.rows if row.round < at.rounds)
+        write_text(folder.metrics, text)
+        folder.save_checkpoint(at.rounds, self._tensors(at), fingerprint(text))
         self._saved = time.monotonic()
 
     def _tensors(self, at: Position) -> dict[str, Tensor]:
@@ -159,7 +180,7 @@ class Comparison:
         """Go on where the folder's checkpoint left off, if it has one."""
         if (stored := folder.load_checkpoint()) is None:
             return
-        done, tensors = stored
+        done, tensors, of_rows = stored
         wanted = self._tensors(self.at._replace(rounds=done))
         if "momentum" not in wanted:  # version 0.1.0 kept one where there was none
             tensors.pop("momentum", None)
@@ -171,39 +192,55 @@ class Comparison:
             raise folder.damaged()
         rows = [row for row in read_rows(folder.metrics) if row.round < done]
         metrics.check_complete(rows, folder.metrics, self.names, self.config, done)
+        if of_rows not in (None, fingerprint(rows_text(rows))):
+            raise folder.damaged("is not of the rounds in metrics.csv")
         uploads = tensors.pop("uploads")
         if done:
             self.grams[:done] = tensors.pop("grams")
         state = ServerState.of(tensors).each(lambda tensor: tensor.to(self.device))
-        self.rows, self.at = rows, Position(done, state, uploads)
+        each = [deliveries(rows, seed, name) for seed, name in self.runs]
+        ages = torch.stack([ages_after(own, self.config.learning.clients) for own in each])
+        self.rows, self.at = rows, Position(done, state, uploads, ages)
 
     def finish(self, folder: RunFolder) -> None:
         """Write what a finished run leaves: rows, and Gram matrices for `replay` and training."""
-        write_rows(folder.metrics, self.rows)
+        write_text(folder.metrics, rows_text(self.rows))
+        bits = self.uplink.scenario.payload_bits
         arrays = {
             "inner": self.grams.transpose(0, 1).numpy(),  # [run, round, client, client]
             "seed": np.array([seed for seed, _ in self.runs]),
             "policy": np.array([name for _, name in self.runs]),
-            "payload_bits": np.array(self.uplink.scenario.payload_bits),
+            "payload_bits": torch.as_tensor(bits, dtype=torch.float64).numpy(force=True),
         }
         write_npz(folder.path / "gradients.npz", arrays)
+        scopes = {policy.name: policy.scope for policy in self.policies.values()}
+        folder.finish(self.model_digests(), scopes=scopes)
+
+    def model_digests(self) -> dict[str, str]:
+        """SHA-256 of every run's model."""
         models, state = {}, self.at.state
         for run, (seed, name) in enumerate(self.runs):
             model = {"parameters": state.parameters[run], "buffers": state.buffers[run]}
             models[f"{name}, seed {seed}"] = digest(model)
-        scopes = {policy.name: policy.scope for policy in self.policies.values()}
-        folder.finish(scopes=scopes, models=models)
+        return models
+
+
+def deliveries(rows: Iterable[Row], seed: int, policy: str) -> list[list[int]]:
+    """Who delivered in a run, round after round."""
+    own = [row for row in rows if (row.seed, row.policy) == (seed, policy)]
+    return [[int(client) for client in row.delivered_clients.split()] for row in own]
 
 
 def stored_rows(folder: RunFolder) -> list[Row]:
-    """The rows of a finished run; refused unless all are there."""
+    """The rows of a finished run; refused unless all are there, as the run left them."""
+    check_unchanged(folder.path, folder.record, folder.metrics.name)
     rows = read_rows(folder.metrics)
     names, config = compared_names(folder.config), folder.config
     metrics.check_complete(rows, folder.metrics, names, config, config.run.rounds)
     return rows
 
 
-def stored_grams(folder: Path, config: Config, policies: int) -> tuple[np.ndarray, float]:
+def stored_grams(folder: Path, config: Config, policies: int) -> tuple[np.ndarray, Payload]:
     """Gram matrices [run, round, client, client] and payload of a finished run.
 
     Refused if they are not those of a run of so many policies that learn.
@@ -215,9 +252,10 @@ def stored_grams(folder: Path, config: Config, policies: int) -> tuple[np.ndarra
     wanted = (config.run.seeds * policies, config.run.rounds, clients, clients)
     if inner.shape != wanted or inner.dtype != np.float32:
         raise UserError(f"{str(path)!r} does not belong to this run: it must hold {list(wanted)}.")
-    if payload.size != 1 or payload.dtype.kind != "f" or not 0 < payload.item() < np.inf:
+    fits = payload.shape in ((), (clients,)) and payload.dtype.kind == "f"
+    if not fits or not np.all((payload > 0) & (payload < np.inf)):
         raise UserError(f"{str(path)!r} does not belong to this run: payload_bits is missing.")
-    return inner, payload.item()
+    return inner, torch.from_numpy(payload).float() if payload.ndim else payload.item()
 
 
 def bound_under(
@@ -240,8 +278,13 @@ def bound_under(
     one_seed = config.model_copy(update={"run": run.model_copy(update={"seeds": 1})})
     uplink = Uplink(one_seed, federation.payload_bits, federation.device)
 
+    rounds: list[list[int]] = []  # who delivered
+
     def deliver(sent: Sent) -> Tensor:
+        age = ages_after(rounds, learning.clients)[None]
         with one_thread():
-            return uplink.play(policy, sent.number, sent.inner).delivered
+            outcome = uplink.play(policy, sent.number, sent.inner, age=age)
+        rounds.append((outcome.delivered & sent.updates.finite)[0].nonzero().flatten().tolist())
+        return outcome.arrived(uplink.scenario)
 
     return along_run(deliver)

@@ -1,6 +1,5 @@
 """The pictures of a comparison. Every function returns a figure."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,8 +8,10 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fedfade.allocation import GENIE, PERFECT, History
-from fedfade.experiments.metrics import Row, policies_of, series, served
+from fedfade.experiments.metrics import Row, as_text, policies_of, series, served, summarise
+from fedfade.shown import drawn
 from fedfade.uplink import Scenario
+from fedfade.wording import counted
 
 # One colour per policy everywhere; the rest take what is left of the palette.
 _COLOURS = {
@@ -30,6 +31,10 @@ _COLOURS = {
     "qmix-plus": "#00acc1",
 }
 _SPARE = ["#16a085", "#d35400", "#2c3e50", "#f06292", "#5d4037"]
+
+
+_WIDEST = 9.6
+"""Inches: the report shows pictures no wider, and their letters would shrink."""
 
 
 def colour(policy: str, order: Sequence[str]) -> str:
@@ -57,11 +62,11 @@ def of_seeds(count: int, kind: str = "seed") -> str:
     >>> of_seeds(5), of_seeds(1)
     ('median and 10-90 % band over 5 seeds', 'one seed')
     """
-    return f"median and 10-90 % band over {count} {kind}s" if count > 1 else f"one {kind}"
+    return f"median and 10-90 % band over {counted(count, kind)}" if count > 1 else f"one {kind}"
 
 
 def accuracy_figure(rows: Sequence[Row]) -> Figure:
-    """Test accuracy against rounds: median over seeds, 10-90 % band."""
+    """Test accuracy against rounds: median over seeds, 10-90 % band if there are several."""
     figure = blank(8, 4.6)
     axes = figure.subplots()
     order = [p for p in policies_of(rows) if p != GENIE]
@@ -71,8 +76,12 @@ def accuracy_figure(rows: Sequence[Row]) -> Figure:
         rounds = np.flatnonzero(measured)
         low, middle, high = np.percentile(accuracy[:, measured], [10, 50, 90], axis=0)
         style, shade = "--" if policy == PERFECT else "-", colour(policy, order)
-        axes.plot(rounds, middle, style, color=shade, label=policy, lw=1.8)
-        axes.fill_between(rounds, low, high, color=shade, alpha=0.13, lw=0)
+        dot = "o" if len(rounds) <= 12 else ""  # a single point is no line
+        axes.plot(
+            rounds, middle, style, color=shade, label=drawn(policy), lw=1.8, marker=dot, ms=3.5
+        )
+        if len(accuracy) > 1:
+            axes.fill_between(rounds, low, high, color=shade, alpha=0.13, lw=0)
     axes.set(xlabel="federated round", ylabel="test accuracy in %")
     axes.set_title(f"Test accuracy, {of_seeds(len({row.seed for row in rows}))}", loc="left")
     axes.legend(frameon=False, fontsize=9)
@@ -84,7 +93,7 @@ def _lanes(order: Sequence[str], height: float, title: str) -> tuple[Figure, Any
     """A figure with a horizontal lane per policy, `height` inches each."""
     figure = blank(8, height * max(1, len(order)) + 1.4)
     axes = figure.subplots()
-    axes.set_yticks(range(len(order)), [f"{p} (bound)" if p == GENIE else p for p in order])
+    axes.set_yticks(range(len(order)), [f"{p} (bound)" if p == GENIE else drawn(p) for p in order])
     axes.invert_yaxis()
     axes.set_title(title, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
@@ -102,7 +111,8 @@ def uploads_figure(rows: Sequence[Row], clients: int) -> Figure:
         values, counts = np.unique(delivered, return_counts=True)
         size, lanes = 220 * counts / len(delivered), np.full(len(values), lane)
         axes.scatter(values, lanes, s=size, color=shade, zorder=3, clip_on=False)
-        axes.text(clients * 1.03, lane, f"{delivered.mean():.2f}", va="center", fontsize=10)
+        text = as_text("uploads", float(delivered.mean()))
+        axes.text(clients * 1.03, lane, text, va="center", fontsize=10)
     axes.set(xlim=(0, clients), xlabel=f"clients that delivered, of {clients}")
     return figure
 
@@ -121,16 +131,18 @@ def share_map(shares: Mapping[str, NDArray[np.float64]]) -> Figure:
     """Shares of rounds served, a row per policy, clients by rank."""
     order, percent = list(shares), 100 * np.array(list(shares.values()))
     clients = percent.shape[1]
-    figure = blank(max(6.0, 0.45 * clients + 3.2), 0.5 * len(order) + 1.7)
+    figure = blank(min(max(6.0, 0.45 * clients + 3.2), _WIDEST), 0.5 * len(order) + 1.7)
     axes = figure.subplots()
     image = axes.imshow(percent, cmap="YlGnBu", vmin=0, vmax=100, aspect="auto")
-    if clients <= 20:
-        for (row, column), value in np.ndenumerate(percent):
-            shade = "white" if value > 55 else "black"
-            axes.text(column, row, f"{value:.0f}", ha="center", va="center", size=8, color=shade)
-        axes.set_xticks(range(clients), [str(c + 1) for c in range(clients)])
-    axes.set_yticks(range(len(order)), order)
-    axes.set_xlabel("client, most served first (mean over seeds)")
+    few = clients <= 15  # room for a number in every cell
+    for (row, column), value in np.ndenumerate(percent) if few else ():
+        shade = "white" if value > 55 else "black"
+        axes.text(column, row, f"{value:.0f}", ha="center", va="center", size=8, color=shade)
+    step = next(n for n in (5, 10, 20, 50, 100, 1000) if clients <= 20 * n)
+    ranks = range(1, clients + 1) if few else [1, *range(step, clients + 1, step)]
+    axes.set_xticks([rank - 1 for rank in ranks], [str(rank) for rank in ranks])
+    axes.set_yticks(range(len(order)), [*map(drawn, order)])
+    axes.set_xlabel("rank of the client, 1 = most served (mean over seeds)")
     axes.set_title("Who is served: % of rounds in which the client delivered", loc="left")
     figure.colorbar(image, ax=axes, shrink=0.8, pad=0.01, label="% of rounds")
     return figure
@@ -147,8 +159,10 @@ def waste_figure(rows: Sequence[Row]) -> Figure:
         kept, shade = sent - wasted, colour(policy, order)
         axes.barh(lane, kept, color=shade, height=0.7)
         axes.barh(lane, wasted, left=kept, color=shade, alpha=0.25, hatch="///", height=0.7)
-        share = wasted / sent if sent > 0 else math.nan
-        axes.text(sent, lane, f"  {share:.0%} wasted", va="center", fontsize=9)
+        text = summarise(rows, policy).text("wasted")
+        axes.text(
+            sent, lane, f"  {text} % wasted" if sent > 0 else "  none", va="center", fontsize=9
+        )
     axes.margins(x=0.16)
     axes.set_xlabel("Mbit received in a round")
     return figure
@@ -167,14 +181,14 @@ def round_figure(
     clients, bands = scenario.clients, scenario.bands
     band = history.band[:, episode].cpu().numpy()  # [slot, client]
     power = scenario.power_w[history.level[:, episode]].cpu().numpy()
-    left = history.remaining_bits[:, episode].cpu().numpy() / scenario.payload_bits
+    left = (history.remaining_bits[:, episode] / scenario.payload_bits).cpu().numpy()
     palette = colormaps["tab10" if clients <= 10 else "gist_ncar"]
     shade = [palette(c if clients <= 10 else c / clients) for c in range(clients)]
     figure = blank(11, 2.2 + 0.55 * bands + 2.6)
     ratios = [max(1.2, 0.5 * bands), 2.2]
     lanes, progress = figure.subplots(2, 1, sharex=True, height_ratios=ratios)
     _draw_lanes(lanes, band, power, np.unique(scenario.power_w.cpu().numpy()), shade, bands)
-    lanes.set_title(title, loc="left")
+    lanes.set_title(drawn(title), loc="left")
     _draw_progress(progress, left, shade, snr_db)
     return figure
 
@@ -217,7 +231,7 @@ def _draw_progress(axes: Any, left: np.ndarray, shade: list[Any], snr_db: Sequen
             axes.plot(end, 0, "o", color=shade[client], clip_on=False, zorder=4)
     axes.set(xlabel="slot", ylabel="left to send in %", xlim=(0, slots), ylim=(0, 102))
     text = "(top: bar height = power, hatched = collision; dotted = did not finish)"
-    count = f"{int(delivered.sum())} of {clients} clients delivered"
+    count = f"{int(delivered.sum())} of {counted(clients, 'client')} delivered"
     axes.set_title(f"{count} {text}", loc="left", fontsize=10)
     columns, corner = 1 + (clients - 1) // 14, {"loc": "upper left", "bbox_to_anchor": (1.0, 1.05)}
     axes.legend(title="client (mean SNR)", frameon=False, fontsize=8, ncols=columns, **corner)

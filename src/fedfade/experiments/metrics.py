@@ -22,9 +22,13 @@ from torch import Tensor
 from fedfade.allocation import Outcome
 from fedfade.config import Config
 from fedfade.errors import UserError
-from fedfade.storage import read_bytes, write_text
+from fedfade.learning import Payload
+from fedfade.shown import cell, from_cell
+from fedfade.storage import read_bytes
 
 _MAX_BYTES = 2**30
+_LARGEST = 1e300  # no count of bits is
+_AVERAGED = "accuracy_averaged"
 Numbers = NDArray[np.float64]
 
 
@@ -32,19 +36,24 @@ Numbers = NDArray[np.float64]
 class RunRound:
     """One run in one round, on the CPU: what its row is made from."""
 
-    payload_bits: float
+    payload_bits: Payload
     accuracy: Tensor  # NaN in rounds that are not evaluated
     loss: Tensor
     train_loss: Tensor
     bias: Tensor
     delivered: Tensor  # [client] bool
     finite: Tensor  # [client] bool
+    accuracy_averaged: Tensor  # of the mean of models; NaN where none is kept
     uploads: Tensor  # [client] rounds delivered in so far, this one included
     outcome: Outcome | None  # of this episode; None where every upload succeeds
 
     @property
     def payloads(self) -> float:
-        """Bits of all uploads that were finished in time."""
+        """Bits of all uploads that count: those finished in time, or what arrived of them."""
+        if self.outcome is not None and bool((self.delivered & ~self.outcome.delivered).any()):
+            return float(self.outcome.bits[self.delivered].sum())
+        if isinstance(self.payload_bits, Tensor):
+            return float(self.payload_bits[self.delivered].sum())
         return self.payload_bits * int(self.delivered.sum())
 
     @property
@@ -91,7 +100,9 @@ def jain(uploads: Numbers) -> float:
 
 
 def _band(of: Series) -> Numbers:
-    return np.percentile(of("accuracy")[:, -1], [10, 90])
+    """NaN where one seed was run, which shows no spread."""
+    final = of("accuracy")[:, -1]
+    return np.percentile(final, [10, 90]) if len(final) > 1 else np.full(2, np.nan)
 
 
 def _wasted(of: Series) -> float:
@@ -152,6 +163,12 @@ class Row(NamedTuple):
     # clients whose update was not finite and was left out
     not_finite: Annotated[int, lambda run: (~run.finite).sum()]
     not_finite_clients: Annotated[str, lambda run: _numbers(~run.finite)]
+    # test accuracy of the mean of the global models; its column is there if one was kept
+    accuracy_averaged: Annotated[
+        float,
+        lambda run: run.accuracy_averaged,
+        Shown(_AVERAGED, "mean %", lambda of: np.median(of(_AVERAGED)[:, -1]), "{:.1f}", 100),
+    ] = math.nan
 
 
 _TYPES = get_type_hints(Row)
@@ -160,8 +177,29 @@ _NOTES = {
     for name, hint in get_type_hints(Row, include_extras=True).items()
     if hint is not _TYPES[name]
 }
-SHOWN: list[Shown] = [shown for _, *columns in _NOTES.values() for shown in columns]
-"""Columns of the summary table, in order."""
+_SHOWN: dict[str, Shown] = {one.name: one for _, *columns in _NOTES.values() for one in columns}
+
+
+def shown(rows: Iterable[Row]) -> list[Shown]:
+    """Columns of the summary table, in order."""
+    every = _has_means(rows)
+    return [one for name, one in _SHOWN.items() if every or name != _AVERAGED]
+
+
+def heading(name: str) -> str:
+    """What tables call a number; its name where they do not show it."""
+    return _SHOWN[name].heading if name in _SHOWN else name
+
+
+def as_text(name: str, value: object) -> str:
+    """A number as every table shows it; a dash for what was not measured.
+
+    >>> as_text("accuracy", 0.44167), as_text("sum_rate_bps", 7.365e7), as_text("reward", math.nan)
+    ('44.2', '73.6', '-')
+    """
+    if not isinstance(value, float):
+        return str(value)
+    return (_SHOWN.get(name) or Shown(name, name, lambda of: math.nan, "{:.4g}")).format(value)
 
 
 def measured_row(seed: int, policy: str, number: int, run: RunRound) -> Row:
@@ -177,13 +215,14 @@ def bound_row(seed: int, policy: str, number: int, delivered: float) -> Row:
     return Row(seed, policy, number, **blank | {"delivered": delivered})
 
 
-def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Write all rows, whole or not at all."""
-    text = io.StringIO()
+def rows_text(rows: Iterable[Row]) -> str:
+    """Rows as the text of a file."""
+    text, kept = io.StringIO(), list(rows)
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Row._fields)
-    writer.writerows(["" if cell != cell else cell for cell in row] for row in rows)  # noqa: PLR0124
-    write_text(path, text.getvalue())
+    end = None if _has_means(kept) else -1
+    writer.writerow(Row._fields[:end])
+    writer.writerows(["" if value != value else cell(value) for value in row[:end]] for row in kept)  # noqa: PLR0124
+    return text.getvalue()
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -191,16 +230,25 @@ def read_rows(path: Path) -> list[Row]:
     content = read_bytes(path, _MAX_BYTES)
     try:
         reader = csv.reader(io.StringIO(content.decode("utf-8"), newline=""))
-        if tuple(next(reader, ())) != Row._fields:
+        names = tuple(next(reader, ()))
+        if names not in (Row._fields, Row._fields[:-1]):
             raise ValueError("columns")
-        return [_parse(cells) for cells in reader]
+        kinds = [_TYPES[name] for name in names]
+        return [_parse(kinds, cells) for cells in reader]
     except (ValueError, csv.Error):
         raise UserError(f"{str(path)!r} is not a metrics file of fedfade compare.") from None
 
 
-def _parse(cells: Sequence[str]) -> Row:
-    kinds = zip(_TYPES.values(), cells, strict=True)
-    row = Row._make(math.nan if kind is float and not cell else kind(cell) for kind, cell in kinds)
+def _has_means(rows: Iterable[Row]) -> bool:
+    """Whether means of models were tested."""
+    return not all(math.isnan(row.accuracy_averaged) for row in rows)
+
+
+def _parse(kinds: Sequence[type], cells: Sequence[str]) -> Row:
+    each = zip(kinds, cells, strict=True)
+    values = [math.nan if kind is float and not cell else kind(cell) for kind, cell in each]
+    row = Row._make([*values, math.nan][: len(Row._fields)])
+    row = row._replace(policy=from_cell(row.policy))
     if not row.policy:
         raise ValueError("no policy")
     return row
@@ -209,17 +257,34 @@ def _parse(cells: Sequence[str]) -> Row:
 def check_complete(
     rows: Sequence[Row], path: Path, policies: Sequence[str], config: Config, rounds: int
 ) -> None:
-    """Refuse rows that are not those of all policies, seeds and rounds, each once."""
+    """Refuse rows that are not those of all policies, seeds and rounds, each once and possible."""
     seeds = range(config.run.seed, config.run.seed + config.run.seeds)
     wanted = {(seed, name, r) for seed in seeds for name in policies for r in range(rounds)}
     found = {(row.seed, row.policy, row.round) for row in rows}
     clients = {str(n) for n in range(config.learning.clients)}
     named = {n for r in rows for n in f"{r.delivered_clients} {r.not_finite_clients}".split()}
-    if found != wanted or len(rows) != len(wanted) or named - clients:
+    possible = all(_possible(row, config.learning.clients) for row in rows)
+    if found != wanted or len(rows) != len(wanted) or named - clients or not possible:
         raise UserError(
             f"{str(path)!r} does not hold the {rounds} rounds of this run: it was changed or is "
             "damaged; start the run again in another folder."
         )
+
+
+def _possible(row: Row, clients: int) -> bool:
+    """Whether numbers of a row can be what they are called; a model that diverged has any loss."""
+    most = {
+        "accuracy": 1.0,
+        _AVERAGED: 1.0,
+        "fairness": 1.0 + 1e-9,
+        "delivered": clients,
+        "not_finite": clients,
+    }
+    most |= {"bits_sent": _LARGEST, "bits_wasted": row.bits_sent, "sum_rate_bps": _LARGEST}
+    return all(
+        0 <= (value := getattr(row, name)) <= top or value != value  # noqa: PLR0124 - NaN
+        for name, top in most.items()
+    ) and not math.isinf(row.reward)
 
 
 def policies_of(rows: Iterable[Row]) -> list[str]:
@@ -242,17 +307,21 @@ def served(rows: Iterable[Row], policy: str, clients: int) -> Numbers:
 
 
 class Summary(SimpleNamespace):
-    """One policy over all seeds and rounds: its name and a number for each of `SHOWN`."""
+    """One policy over all seeds and rounds: its name and a number for each column."""
 
     policy: str
 
+    def text(self, name: str) -> str:
+        """A number as tables show it."""
+        return _SHOWN[name].format(getattr(self, name))
+
     def cells(self) -> Iterator[str]:
-        """The numbers as text."""
-        return (shown.format(getattr(self, shown.name)) for shown in SHOWN)
+        """All that there are."""
+        return (self.text(name) for name in _SHOWN if hasattr(self, name))
 
 
 def summarise(rows: Sequence[Row], policy: str) -> Summary:
     """The line of the summary table."""
     own = [row for row in rows if row.policy == policy]
     of = partial(series, own, policy)
-    return Summary(policy=policy, **{s.name: np.asarray(s.value(of)).tolist() for s in SHOWN})
+    return Summary(policy=policy, **{s.name: np.asarray(s.value(of)).tolist() for s in shown(rows)})

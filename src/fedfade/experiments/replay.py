@@ -7,10 +7,16 @@ from matplotlib.figure import Figure
 
 from fedfade.allocation import GENIE, PERFECT
 from fedfade.errors import not_allowed
-from fedfade.experiments.comparison import compared_names, compared_policy, stored_grams
+from fedfade.experiments.comparison import (
+    compared_names,
+    compared_policy,
+    deliveries,
+    stored_grams,
+)
 from fedfade.experiments.figures import round_figure
-from fedfade.experiments.run_folder import check_inputs, open_finished
-from fedfade.experiments.uploads import Uplink
+from fedfade.experiments.metrics import read_rows
+from fedfade.experiments.run_folder import RESULTS, check_inputs, check_unchanged, open_finished
+from fedfade.experiments.uploads import Uplink, ages_after
 
 
 def replay_figure(folder: Path, policy_name: str, seed: int | None, number: int) -> Figure:
@@ -32,11 +38,15 @@ def replay_figure(folder: Path, policy_name: str, seed: int | None, number: int)
     if not 0 <= number < config.run.rounds:
         raise not_allowed("--round", number, f"between 0 and {config.run.rounds - 1}")
     check_inputs(folder, config, record, policy_name)
+    check_unchanged(folder, record, *RESULTS)
     inner, payload_bits = stored_grams(folder, config, len(names))
     own = inner[names.index(policy_name) :: len(names), number]  # [seed, client, client]
     uplink = Uplink(config, payload_bits, torch.device("cpu"))
     policy = compared_policy(config, policy_name)
-    outcome = uplink.play(policy, number, torch.from_numpy(own), record=True)
+    rows = [row for row in read_rows(folder / "metrics.csv") if row.round < number]
+    before = [deliveries(rows, one, policy_name) for one in seeds]
+    age = torch.stack([ages_after(rounds, config.learning.clients) for rounds in before])
+    outcome = uplink.play(policy, number, torch.from_numpy(own), record=True, age=age)
     assert outcome.history is not None
     episode, scenario = seeds.index(seed), uplink.scenario
     alpha = uplink.round(number).alpha[episode]

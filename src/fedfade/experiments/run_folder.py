@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import reduce
-from operator import getitem
+from operator import attrgetter, getitem
 from pathlib import Path
 from typing import Any
 
@@ -28,26 +29,37 @@ from torch import Tensor
 
 from fedfade import __version__, storage
 from fedfade.agents import has_checkpoint, load_checkpoint, trained_agents
-from fedfade.config import BEFORE, RENAMED, Config, differences, load_config, render_config
+from fedfade.config import (
+    BEFORE,
+    RENAMED,
+    Config,
+    check_same_inputs,
+    content_digest,
+    differences,
+    inputs_of,
+    load_config,
+    preset_names,
+    render_config,
+)
 from fedfade.errors import UserError
-from fedfade.seams import source_file
 
 # Where a run happens does not change what it computes.
 FREE_FIELDS = ("run.device", "run.checkpoint_s", "learning.data_dir")
+
+RESULTS = ("metrics.csv", "gradients.npz")
+"""Files that a finished run is read from."""
 
 
 def provenance(config: Config, device: torch.device) -> dict[str, Any]:
     """Who made this run: version, commit, environment, command, and what it was made from."""
     return {
-        "fedfade": __version__,
+        **_rounding(device),
         "commit": commit_of(Path(__file__)),
         "command": shlex.join(["fedfade", *sys.argv[1:]]),
         "python": platform.python_version(),
-        "torch": torch.__version__,
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "agents": agents_digest(config),
         "inputs": inputs_of(config),
         "started": _now(),
@@ -55,28 +67,20 @@ def provenance(config: Config, device: torch.device) -> dict[str, Any]:
     }
 
 
-def inputs_of(config: Config) -> dict[str, str]:
-    """SHA-256 of a user's modules, data and traces, by what the configuration calls them.
-
-    What is not there is left out. Of a module only its own file counts, not what it imports.
-    """
-    learning, replaced = config.learning, [*config.allocation.policies, *config.allocation.observe]
-    replaced += [learning.model, learning.codec, learning.server, config.radio.source]
-    files = {learning.data, config.radio.traces} - {"digits", "cifar10", None}
-    places = {name: source_file(name) for name in replaced if ":" in name}
-    places |= {name: Path(name) for name in sorted(map(str, files))}
-    digests = {name: _digest(place) for name, place in places.items() if place is not None}
-    return {name: found for name, found in digests.items() if found is not None}
+def _rounding(device: torch.device) -> dict[str, str]:
+    """What decides the last bits of a number."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return {"fedfade": __version__, "torch": str(torch.__version__), "device": name}
 
 
-def _digest(place: Path) -> str | None:
-    """Of a file, or of the names and contents of a folder's arrays."""
-    if place.is_file():
-        return storage.sha256_of(place)
-    if not place.is_dir():
-        return None
-    parts = [f"{path.name} {_digest(path)}" for path in sorted(place.glob("*.npz"))]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+def changes_since(record: Mapping[str, Any], device: torch.device) -> list[str]:
+    """What is not as it was when a run began and may move its last bits."""
+    now = _rounding(device).items()
+    return [
+        f"{what} was {record.get(what)}, is {is_now}"
+        for what, is_now in now
+        if record.get(what) != is_now
+    ]
 
 
 def agents_digest(config: Config) -> str | list[str] | None:
@@ -103,15 +107,12 @@ def check_inputs(
             f"the agents in {str(config.allocation.checkpoint)!r} are not those of the run in "
             f"{str(path)!r}: choose another folder for a run of them, or bring the old ones back."
         )
-    known = record.get("inputs")
-    for name, found in inputs_of(config).items():
-        before = known.get(name) if isinstance(known, dict) else None
-        needed = policy is None or name in (policy, config.radio.traces)
-        if needed and before not in (None, found):
-            raise UserError(
-                f"{name!r} has changed since the run in {str(path)!r} began: choose another folder "
-                "for a run of it, or bring the old one back."
-            )
+    needed = {
+        name: found
+        for name, found in inputs_of(config).items()
+        if policy is None or name in (policy, config.radio.traces)
+    }
+    check_same_inputs(path, record.get("inputs"), needed)
 
 
 def decisive(config: Config) -> dict[str, Any]:
@@ -132,10 +133,66 @@ def decisive(config: Config) -> dict[str, Any]:
     return tree
 
 
+def fingerprint(plain: object) -> str:
+    """SHA-256 of plain data."""
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def changed_files(
+    path: Path, record: Mapping[str, Any], *files: str
+) -> Iterator[tuple[str, object, str | None]]:
+    """What of a finished run is not as the run left it: name, SHA-256 then and now.
+
+    The models' digests, the configuration and some files. Older runs do not say.
+    """
+    left = record.get("left")
+    if isinstance(left, dict):
+        for name, now in _left(path, record.get("models"), *files).items():
+            if left.get(name) != now:
+                yield name, left.get(name), now
+
+
+def check_unchanged(path: Path, record: Mapping[str, Any], *files: str) -> None:
+    """Refuse a finished run if what it is read from is not what it left."""
+    for name, *_ in changed_files(path, record, *files):
+        raise UserError(
+            f"{name} in {str(path)!r} is not what the run left there: it was changed or is "
+            "damaged; start the run again in another folder."
+        )
+
+
+def _left(path: Path, models: object, *files: str) -> dict[str, str | None]:
+    digests = {name: content_digest(path / name) for name in ("config.yaml", *files)}
+    return {"models": fingerprint(models), **digests}
+
+
 def mark(*content: object) -> str:
     """A short digest of plain data, for names of files."""
     text = json.dumps(content, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+def in_words(varied: Mapping[str, Any]) -> str:
+    """Fields and their values as part of a file's name.
+
+    >>> in_words({"radio.clusters": 14, "allocation.checkpoint": "runs/small"})
+    'clusters=14_checkpoint=runs-small'
+    """
+    words = [f"{name.rpartition('.')[2]}={value}" for name, value in varied.items()]
+    return re.sub(r"[^A-Za-z0-9=.,_-]+", "-", "_".join(words))
+
+
+def folder_name(preset: str, asked: Config, config: Config) -> str:
+    """A name that no other configuration, agents, code or data have: that of a shipped preset as
+    it is, else with what was asked for besides and a digest, `quickstart_rounds=5-1f0c2a9e`."""
+    inputs, name = inputs_of(config), Path(preset).stem
+    differing = differences(load_config(preset), asked, FREE_FIELDS)
+    varied = {path: attrgetter(path)(asked) for path in differing}
+    if preset in preset_names() and not varied and not inputs:
+        return name
+    words = in_words(varied)[:60]
+    short = mark(decisive(config), agents_digest(config), inputs)
+    return f"{name}{words and '_'}{words}-{short}"
 
 
 def commit_of(file: Path) -> str | None:
@@ -166,11 +223,17 @@ class RunFolder:
         self._record, self._asked = path / "run.json", path / "config.yaml"
 
     @contextmanager
-    def open(self) -> Iterator[None]:
-        """Hold the folder, refusing one of another configuration, of other agents or in use."""
+    def open(self, overwrite: bool = False) -> Iterator[None]:
+        """Hold the folder, refusing one of another configuration, of other agents or in use.
+
+        `overwrite`: begin anew, whatever run it holds.
+        """
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"--out {str(self.path)!r} is a file: it must be a folder.")
         with storage.folder_lock(self.path):
+            self._check_content()
+            if overwrite:
+                self._clear()
             self._check_config()
             new = not self._record.exists()
             if new:
@@ -187,7 +250,14 @@ class RunFolder:
                     storage.take_back(self._record, self._asked)
                 raise
 
-    def _check_config(self) -> None:
+    def _clear(self) -> None:
+        """Remove what a run has left, and nothing else; its record last, by which it is known."""
+        pictures = sorted((self.path / "figures").glob("*.png"))
+        names = ("gradients.npz", "report.html")
+        files = [self.checkpoint, self.metrics, *pictures, *(self.path / name for name in names)]
+        storage.take_back(*files, self._asked, self._record)
+
+    def _check_content(self) -> None:
         own = {".lock", self._asked.name}  # all that a run killed at its birth leaves
         found = {p.name for p in self.path.iterdir() if not storage.is_temporary(p)}
         if (others := found - own) and not self._record.exists():
@@ -195,11 +265,16 @@ class RunFolder:
                 f"--out {str(self.path)!r} holds other things ({min(others)!r}): choose an "
                 "empty or new folder."
             )
+
+    def _check_config(self) -> None:
         asked = load_config(self._asked, stored=True) if self._asked.exists() else self.config
         if differing := differences(asked, self.config, ignore=FREE_FIELDS):
+            for agents in trained_agents(self.config).values():
+                load_checkpoint(agents)  # a folder without agents is the mistake to speak of
             raise UserError(
                 f"--out {str(self.path)!r} holds a run of another configuration, differing in "
-                f"{', '.join(differing)}: choose another folder or the same configuration."
+                f"{', '.join(differing)}: choose another folder or the same configuration, or "
+                "--overwrite it."
             )
 
     @property
@@ -210,24 +285,34 @@ class RunFolder:
     def finished(self) -> bool:
         return self._record.exists() and self.record.get("finished") is not None
 
-    def finish(self, **facts: object) -> None:
+    def changes(self) -> list[str]:
+        """What is not as it was when this run began and may move its last bits."""
+        return changes_since(self.record, self._device)
+
+    def finish(self, models: Mapping[str, str], **facts: object) -> None:
         """Mark the run as done, note facts about it, and drop its checkpoint."""
-        storage.write_json(self._record, self.record | facts | {"finished": _now()})
+        left = _left(self.path, models, *RESULTS)
+        done = {"models": models, "left": left, "finished": _now()}
+        storage.write_json(self._record, self.record | facts | done)
         self.checkpoint.unlink(missing_ok=True)
 
-    def save_checkpoint(self, rounds_done: int, tensors: Mapping[str, Tensor]) -> None:
-        """Everything needed to go on after `rounds_done` rounds."""
+    def save_checkpoint(self, rounds_done: int, tensors: Mapping[str, Tensor], rows: str) -> None:
+        """Everything needed to go on after `rounds_done` rounds; `rows`: a digest of their rows."""
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        facts = {"rounds_done": str(rounds_done), "sha256": digest(plain)}
+        facts = {"rounds_done": str(rounds_done), "sha256": digest(plain), "rows": rows}
+        facts["config"] = fingerprint(decisive(self.config))
         with storage.writing(self.checkpoint) as temporary:
             temporary.write_bytes(save(plain, facts))
 
-    def load_checkpoint(self) -> tuple[int, dict[str, Tensor]] | None:
-        """What `save_checkpoint` wrote, or None at the beginning."""
+    def load_checkpoint(self) -> tuple[int, dict[str, Tensor], str | None] | None:
+        """What `save_checkpoint` wrote, or None at the beginning.
+
+        Checkpoints of older versions do not say of which configuration and rows they are.
+        """
         if not self.checkpoint.exists():
             return None
         try:
-            with safe_open(self.checkpoint, framework="pt") as file:
+            with safe_open(storage.regular(self.checkpoint), framework="pt") as file:
                 facts = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             rounds_done = int(facts["rounds_done"])
@@ -235,11 +320,13 @@ class RunFolder:
                 raise ValueError("not what was written")
         except (SafetensorError, OSError, KeyError, ValueError, TypeError, AttributeError):
             raise self.damaged() from None
-        return rounds_done, tensors
+        if facts.get("config") not in (None, fingerprint(decisive(self.config))):
+            raise self.damaged("is of another configuration than config.yaml")
+        return rounds_done, tensors, facts.get("rows")
 
-    def damaged(self) -> UserError:
+    def damaged(self, why: str = "is damaged") -> UserError:
         """What to say of a checkpoint that cannot be continued from."""
-        return UserError(f"{str(self.checkpoint)!r} is damaged: remove it to start this run again.")
+        return UserError(f"{str(self.checkpoint)!r} {why}: remove it to start this run again.")
 
 
 def open_finished(path: Path) -> tuple[Config, dict[str, Any]]:

@@ -22,11 +22,14 @@ from fedfade.experiments.comparison import Comparison, stored_rows
 from fedfade.experiments.metrics import Row
 from fedfade.experiments.run_folder import RunFolder
 from fedfade.experiments.uploads import UploadGroup
+from fedfade.interrupts import interrupts_held
 from fedfade.learning import Dataset, Federation, Models, Sent, ServerState, federated_round
+from fedfade.wording import counted
 
 _MODEL_SHARE, _MODEL_BYTES = 0.3, 2**30
 """Memory for the updates of comparisons side by side: of a GPU's free memory, and on the CPU."""
 _COPIES = 6  # of all updates, at the moment when most of them exist
+_KEPT_COPIES = 4  # of what is kept beside the models, likewise
 
 Tell = Callable[[int, str], None]
 """Told the rounds done and what is being done."""
@@ -104,9 +107,12 @@ class SideBySide:
         ahead: Counter[int] = Counter()
         for _, group in self.groups:
             ahead[group.rounds_ahead] += group.episodes_a_round
-        played = ", ".join(f"{rounds} rounds x {seeds} seeds" for rounds, seeds in ahead.items())
+        played = ", ".join(
+            f"{counted(rounds, 'round')} x {counted(seeds, 'seed')}"
+            for rounds, seeds in ahead.items()
+        )
         models = len(self.table(tuple(self.comparisons)))
-        return f"playing {played} at a time; {models} models trained side by side"
+        return f"playing {played} at a time; {counted(models, 'model')} trained side by side"
 
     def behind(self) -> list[Comparison]:
         """Those with the fewest rounds among the unfinished."""
@@ -123,18 +129,24 @@ class SideBySide:
         def tell_all(doing: str) -> None:
             tell(sum(one.at.rounds for one in self.comparisons), doing)
 
+        stopped = False
         try:
             while these := self.behind():
                 self.play(these, tell_all)
                 for one, folder in pairs:
                     one.save_if_due(folder)
         except KeyboardInterrupt:
+            if self.behind():
+                for one, folder in pairs:
+                    one.save(folder)
+                raise
+            stopped = True  # too late for these, though not for what the caller has left
+        with interrupts_held() as asked:
             for one, folder in pairs:
-                one.save(folder)
-            raise
-        for one, folder in pairs:
-            one.finish(folder)
+                one.finish(folder)
         tell_all("done")
+        if stopped or asked():
+            raise KeyboardInterrupt
 
     def play(self, these: Sequence[Comparison], tell: Callable[[str], None]) -> None:
         """The next round of some comparisons, which have all played as many."""
@@ -150,11 +162,12 @@ class SideBySide:
             measured = {
                 "inner": done.sent.inner,
                 "delivered": done.arrived,
-                "finite": done.sent.updates.finite,
+                "finite": done.received.finite,
                 "bias": done.bias,
                 "train_loss": done.sent.updates.loss.nanmean(-1),
                 "accuracy": done.accuracy,
                 "loss": done.loss,
+                "accuracy_averaged": done.accuracy_averaged,
             }
         measured = {name: table.by_run(value.cpu()) for name, value in measured.items()}
         after = done.after.each(table.by_run)
@@ -175,7 +188,8 @@ class SideBySide:
                     name = policy.name
                     grams = torch.cat([table.own(members[m], inner, name) for m in here])
                     if gradient_aware(policy):
-                        problem = group.now(policy, here, number, grams)
+                        at = [members[m].at.ages[members[m].of_policy(name)] for m in here]
+                        problem = group.now(policy, here, number, grams, torch.cat(at))
                         outcome = group.player(policy, *problem)(*problem)
                     else:
                         if name not in group.played:
@@ -233,7 +247,9 @@ def batches(folders: Sequence[RunFolder], device: torch.device) -> Iterator[Side
     limit = spare_bytes(device, _MODEL_SHARE, _MODEL_BYTES)
     for members in alike.values():
         while members:
-            needs = accumulate(_COPIES * one.update_bytes for one, _ in members)
+            needs = accumulate(
+                _COPIES * one.update_bytes + _KEPT_COPIES * one.memory_bytes for one, _ in members
+            )
             count = max(1, sum(need <= limit for need in needs))
             yield SideBySide(*zip(*members[:count], strict=True))
             del members[:count]

@@ -11,7 +11,6 @@ what is missing.
 import itertools
 import json
 import math
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,11 +23,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedfade.config import Config, load_config, parse_yaml
 from fedfade.errors import UserError, not_allowed
-from fedfade.experiments.run_folder import decisive, mark
+from fedfade.experiments.run_folder import decisive, in_words, mark
 from fedfade.experiments.sweep_commands import Line, SweepCommand
 from fedfade.experiments.workers import Resources, Share, Task
 from fedfade.seams import SWEEP_COMMANDS
-from fedfade.storage import folder_lock, read_bytes, write_text
+from fedfade.shown import cell
+from fedfade.storage import folder_lock, make_folder, read_bytes, write_text
 
 MAX_POINTS = 100_000
 MAX_BYTES = 2**20
@@ -76,7 +76,7 @@ def load_sweep(path: Path, extra: Sequence[str] = ()) -> Sweep:
     SWEEP_COMMANDS.check(asked.command)
     seeds = range(asked.seeds) if isinstance(asked.seeds, int) else asked.seeds
     points: dict[str, SweepPoint] = {}
-    for varied in _combinations(asked):
+    for varied in _combinations(asked, len(seeds)):
         for seed in seeds:
             changes = asked.set | varied | {"run.seed": seed, "run.seeds": 1}
             overrides = [
@@ -85,7 +85,8 @@ def load_sweep(path: Path, extra: Sequence[str] = ()) -> Sweep:
             config = load_config(asked.preset, [*overrides, *extra])
             name = point_name(asked.command, varied, seed, config)
             if name in points:
-                raise UserError(f"{str(path)!r} asks twice for {_slug(varied)} with seed {seed}.")
+                what = in_words(varied) or "the preset"
+                raise UserError(f"{str(path)!r} asks twice for {what} with seed {seed}.")
             points[name] = SweepPoint(name, varied, seed, config)
     return Sweep(asked, list(points.values()))
 
@@ -112,14 +113,15 @@ def _read(path: Path) -> SweepConfig:
         raise not_allowed(f"sweep field {where}", fault["input"], allowed) from None
 
 
-def _combinations(asked: SweepConfig) -> Iterator[dict[str, Any]]:
+def _combinations(asked: SweepConfig, seeds: int) -> Iterator[dict[str, Any]]:
     for name in (name for part in (asked.set, asked.grid, *asked.points) for name in part):
         if name.strip() in ("run", "run.seed", "run.seeds"):
             raise UserError(
                 f"sweep field {name!r} is not allowed: the sweep's own 'seeds' sets seeds, and "
                 "other fields of run go by their full names."
             )
-    count = math.prod(len(values) for values in asked.grid.values()) * max(1, len(asked.points))
+    parts = (*asked.grid.values(), asked.points or [{}])
+    count = math.prod(map(len, parts)) * seeds
     if not 0 < count <= MAX_POINTS:
         raise not_allowed("sweep", f"{count} points", f"at least 1 and at most {MAX_POINTS}")
     for listed in asked.points or [{}]:
@@ -131,13 +133,8 @@ def _combinations(asked: SweepConfig) -> Iterator[dict[str, Any]]:
 
 def point_name(command: str, varied: dict[str, Any], seed: int, config: Config) -> str:
     """A folder name a person can read, and a digest: `clusters=14_seed=3-1f0c2a9e`."""
-    parts = [_slug(varied), f"seed={seed}"] if varied else [f"seed={seed}"]
+    parts = [in_words(varied), f"seed={seed}"] if varied else [f"seed={seed}"]
     return f"{'_'.join(parts)[-100:].lstrip('.')}-{mark(command, decisive(config))}"
-
-
-def _slug(varied: dict[str, Any]) -> str:
-    words = [f"{name.rpartition('.')[2]}={value}" for name, value in varied.items()]
-    return re.sub(r"[^A-Za-z0-9=.,_-]+", "-", "_".join(words)) or "the preset"
 
 
 # --- running -----------------------------------------------------------------------------------
@@ -173,13 +170,14 @@ def run_sweep(
             for point in sweep.points
             if _finished_lines(command, point, out) is None
         ]
+        make_folder(out / "points")
         progress = SweepProgress(done=len(sweep.points) - len(tasks))
         failures: dict[str, str] = {}
         tell(progress)
 
         def write_table() -> None:
-            table = sweep_table(sweep, out, failures).to_csv(index=False, lineterminator="\n")
-            write_text(out / "sweep.csv", table)
+            table = sweep_table(sweep, out, failures).map(cell)
+            write_text(out / "sweep.csv", table.to_csv(index=False, lineterminator="\n"))
 
         def share(name: str, part: float) -> None:
             progress.parts[name] = min(part, 0.99)
@@ -194,6 +192,7 @@ def run_sweep(
                 else:
                     progress.failed += 1
                     failures[task.name] = failure
+                    make_folder(out / "points")  # refused where the sweep was moved away
                 tell(progress)
                 if (now := time.monotonic()) > due:
                     write_table()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from fedfade.agents import has_checkpoint, load_checkpoint, saved_curve, train
+from fedfade.agents import check_same_training, is_trained, load_checkpoint, saved_curve, train
 from fedfade.config import Config
 from fedfade.device import pick_device
 from fedfade.experiments.comparison import stored_rows
@@ -64,8 +64,9 @@ class Train:
 
     def lines(self, config: Config, folder: Path) -> list[Line] | None:
         """Means over the last twentieth of the training, if the checkpoint has all episodes."""
-        if not has_checkpoint(folder) or load_checkpoint(folder).episodes < config.qmix.episodes:
+        if not is_trained(config, folder):
             return None
+        check_same_training(load_checkpoint(folder), config)
         curve = saved_curve(folder)
         last = curve[-max(1, len(curve) // 20) :]
         tested = [report.accuracy for report in curve if not math.isnan(report.accuracy)]

@@ -1,6 +1,6 @@
 """The radio side of comparisons: rounds as upload problems, played many at a time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import partial
 
@@ -10,11 +10,15 @@ from torch import Tensor
 from fedfade.allocation import Outcome, Policy, RecordedRounds, genie_bound, play_round
 from fedfade.config import Config
 from fedfade.device import spare_bytes
+from fedfade.learning import Payload
 from fedfade.radio import Cell, Channel, db_to_linear
 from fedfade.randomness import streams
 from fedfade.uplink import Round, round_reward, scenario_from_config
+from fedfade.uplink.plan import service_order
+from fedfade.wording import counted
 
 _AHEAD_BYTES, _AHEAD_ROUNDS = 64 * 2**20, 25  # on the CPU, where more would leave the cache
+_LOOKS = 10  # seeds, and rounds after the first, behind `Uplink.outlook`
 _AHEAD_SHARE = 0.03
 """Of a GPU's free memory, for the fading of rounds drawn ahead; playing takes ten times that."""
 
@@ -28,7 +32,7 @@ class Uplink:
     def __init__(
         self,
         config: Config,
-        payload_bits: float,
+        payload_bits: Payload,
         device: torch.device,
         layout: int | None = None,
     ) -> None:
@@ -53,6 +57,31 @@ class Uplink:
         places = (self.config.radio, self.config.cell, self.seeds, self._layout)
         return repr((*places, self.scenario_key))
 
+    def outlook(self) -> str:
+        """Before anything is played: how many clients a round has room for, one after another on
+        every sub-band, shortest first. By mean gains of some seeds and rounds alone."""
+        scenario, last = self.scenario, self.config.run.rounds - 1
+        looked_at = sorted({last * part // _LOOKS for part in range(_LOOKS + 1)})
+        gain_db = self._trajectory.during(looked_at).gain_db[:_LOOKS]  # [seed, round, client]
+        snr = db_to_linear(gain_db.flatten(0, 1)) * (scenario.full_power_w / scenario.noise_w)
+        slots = service_order(scenario, snr, torch.zeros_like(snr[:, 0])).slots.sort(-1).values
+        room = (slots <= scenario.slots) & (slots.cumsum(-1) <= scenario.bands * scenario.slots)
+        needed, fit = float(slots.median()), float(room.sum(-1).float().mean())
+        about = f"{max(1.0, needed):.0f}" if needed < 1e6 else f"{needed:.1e}"
+        clients = f"{f'{fit:.1f}'.removesuffix('.0')} of {counted(scenario.clients, 'client')}"
+        text = (
+            f"a median client needs about {about} of {scenario.slots} slots alone on a sub-band; "
+            f"about {clients} fit into a round"
+        )
+        if fit == 0:
+            payload = float(scenario.mean_payload_bits)
+            bits = f"{payload * scenario.slots / needed:.2g} (now {payload:.3g})"
+            text += (
+                ": hardly anybody will deliver. Half of the clients alone could with "
+                f"learning.payload_bits below {bits} or radio.slots above {about}"
+            )
+        return f"{text}."
+
     def rounds(self, numbers: Sequence[int]) -> Round:
         """Several rounds, one episode per seed and round; gradients unknown: [(seed, round)]."""
         channel, walk = self._channel, self._trajectory
@@ -64,6 +93,7 @@ class Uplink:
             fading=fading.flatten(0, 1),
             inner=torch.zeros_like(alpha)[..., None].expand(-1, -1, alpha.shape[-1]),
             number=count.repeat(len(self.seeds)),
+            age=torch.zeros_like(alpha),
         )
 
     def round(self, number: int, inner: Tensor | None = None) -> Round:
@@ -77,10 +107,18 @@ class Uplink:
         rounds = [streams(self.seeds, f"policy {policy}", number) for number in numbers]
         return torch.stack(rounds, 1).flatten().to(device, non_blocking=True)
 
-    def play(self, policy: Policy, number: int, inner: Tensor, record: bool = False) -> Outcome:
+    def play(
+        self,
+        policy: Policy,
+        number: int,
+        inner: Tensor,
+        record: bool = False,
+        age: Tensor | None = None,
+    ) -> Outcome:
         """One round under a policy."""
-        keys = self.keys(policy.name, number)
-        return play_round(policy, self.scenario, self.round(number, inner), keys, record)
+        keys, round_ = self.keys(policy.name, number), self.round(number, inner)
+        round_ = round_ if age is None else round_._replace(age=age.to(inner.device))
+        return play_round(policy, self.scenario, round_, keys, record)
 
 
 class UploadGroup:
@@ -127,14 +165,15 @@ class UploadGroup:
         return self._rounds, torch.cat(keys)
 
     def now(
-        self, policy: Policy, members: Sequence[int], number: int, inner: Tensor
+        self, policy: Policy, members: Sequence[int], number: int, inner: Tensor, age: Tensor
     ) -> tuple[Round, Tensor]:
-        """One round of some uplinks, whose gradients [(uplink, seed), ...] are known now."""
+        """One round of some uplinks, whose gradients and ages [(uplink, seed), ...] are known
+        now."""
         assert self._rounds is not None
         rows = self._rows(members, number)
         chosen = Round(*(part.index_select(0, rows) for part in self._rounds))
         keys = [self._uplinks[self._place[m]].keys(policy.name, number) for m in members]
-        return chosen._replace(inner=inner), torch.cat(keys)
+        return chosen._replace(inner=inner, age=age.to(inner.device)), torch.cat(keys)
 
     def player(
         self, policy: Policy, round_: Round, keys: Tensor
@@ -151,8 +190,9 @@ class UploadGroup:
     def taken(self, policy: Policy, members: Sequence[int], number: int, inner: Tensor) -> Outcome:
         """A round played ahead, with the part of the reward that was unknown then."""
         outcome = part_of(self.played[policy.name], self._rows(members, number))
-        known = round_reward(self.scenario, torch.zeros_like(inner), outcome.delivered)
-        missing = round_reward(self.scenario, inner, outcome.delivered) - known
+        arrived = outcome.arrived(self.scenario)
+        known = round_reward(self.scenario, torch.zeros_like(inner), arrived)
+        missing = round_reward(self.scenario, inner, arrived) - known
         return outcome._replace(reward=outcome.reward + self.scenario.reward.convergence * missing)
 
     def split(self, outcome: Outcome, members: Sequence[int]) -> list[Outcome]:
@@ -177,6 +217,13 @@ class UploadGroup:
         return torch.tensor(rows).to(self.scenario.device, non_blocking=True)
 
 
+def on_cpu(outcome: Outcome) -> Outcome:
+    """All of it at once: asking a GPU for single numbers would wait for it as often."""
+    *parts, history = outcome
+    assert history is None
+    return Outcome._make([*(part.cpu() for part in parts), None])
+
+
 def part_of(outcome: Outcome, episodes: int | Tensor) -> Outcome:
     """Some episodes of an outcome, or one, without history."""
     return Outcome._make([*(part[episodes] for part in outcome[:5]), None])
@@ -187,3 +234,17 @@ def joined(rounds: Sequence[Round]) -> Round:
     if len(rounds) == 1:
         return rounds[0]
     return Round(*(torch.cat(part) for part in zip(*rounds, strict=True)))
+
+
+def ages_after(delivered: Iterable[Iterable[int]], clients: int) -> Tensor:
+    """Rounds since each client delivered last, by who did round after round; all rounds for who
+    never did: [client].
+
+    >>> ages_after([[0, 1], [1], []], clients=3)
+    tensor([2., 1., 3.])
+    """
+    age = torch.zeros(clients)
+    for some in delivered:
+        age += 1.0
+        age[list(some)] = 0.0
+    return age

@@ -11,9 +11,16 @@ import torch
 from fedfade import agents
 from fedfade.config import changed
 from fedfade.device import matrix_products
+from fedfade.errors import UserError
 from fedfade.experiments.comparison import Comparison, stored_grams
 from fedfade.experiments.metrics import Row, check_complete, read_rows
-from fedfade.experiments.run_folder import check_inputs, open_finished, provenance
+from fedfade.experiments.run_folder import (
+    RESULTS,
+    changed_files,
+    changes_since,
+    check_inputs,
+    open_finished,
+)
 from fedfade.experiments.side_by_side import SideBySide, Tell
 
 
@@ -74,13 +81,11 @@ def _verify_comparison(
     check_inputs(folder, config, record)
     path, total = folder / "metrics.csv", config.run.rounds
     rows = read_rows(path)
-    now = provenance(config, device)
-    notes = [  # these may move the last bits
-        f"{what} was {record.get(what)}, is {now[what]}"
-        for what in ("fedfade", "torch", "device")
-        if record.get(what) != now[what]
-    ]
-    answer = Verification("rounds", min(steps, total), total, notes=notes)
+    answer = Verification("rounds", min(steps, total), total, notes=changes_since(record, device))
+    if "left" not in record and answer.again < total:
+        answer.notes.append("an older version made this run: rounds not run again are not checked")
+    for name, then, now in changed_files(folder, record, *RESULTS):
+        answer.compare(name, ["SHA-256"], [then], [now])
     comparison = Comparison(config, device)
     check_complete(rows, path, comparison.names, config, total)
     stored = {(row.seed, row.policy, row.round): row for row in rows}
@@ -95,6 +100,10 @@ def _verify_comparison(
                 answer.compare(place, Row._fields[3:], then[3:], row[3:])  # the key is equal
             same = np.array_equal(inner[:, number], comparison.grams[number].numpy())
             answer.compare(f"round {number}", ["Gram matrices equal"], [True], [same])
+    if answer.again == total:
+        models, then = comparison.model_digests(), record.get("models")
+        then = then if isinstance(then, dict) else {}
+        answer.compare("the end", list(models), [*map(then.get, models)], list(models.values()))
     return answer
 
 
@@ -102,10 +111,14 @@ def _verify_training(
     folder: Path, steps: int, device: torch.device, tell: Tell, moved: dict[str, str]
 ) -> Verification:
     stored = [agents.load_checkpoint(place) for place in agents.trained_folders(folder)]
-    for other in stored[1:]:
+    for other in stored:
         own = changed(stored[0].config, {"run.seed": other.config.run.seed})
         agents.check_same_training(other, own)
     curves = [agents.saved_curve(checkpoint.folder) for checkpoint in stored]
+    for checkpoint, curve in zip(stored, curves, strict=True):
+        if not 0 < len(curve) == checkpoint.batch:
+            said = f"{len(curve)} reports of {checkpoint.batch} batches"
+            raise UserError(f"the checkpoint in {str(checkpoint.folder)!r} holds {said}.")
     total = min(map(len, curves))
     answer = Verification("batches of episodes", min(steps, total), total)
     config = changed(stored[0].config, moved)

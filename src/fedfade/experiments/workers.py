@@ -13,8 +13,8 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import chdir, suppress
 from pathlib import Path
 from subprocess import PIPE, Popen, TimeoutExpired
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from fedfade.config import Config, config_from_tree
 from fedfade.errors import UserError
 from fedfade.experiments.sweep_commands import Tell
 from fedfade.seams import SWEEP_COMMANDS
-from fedfade.storage import InUse, make_folder, writing
+from fedfade.storage import InUse, make_folder, staying, writing
 
 _PATIENCE_S = 60.0  # for a worker that was asked to stop
 _REFUSED = 2  # exit code of a worker whose task refused its input
@@ -147,8 +147,8 @@ def main() -> None:
     command, tree, folder, threads = json.loads(sys.stdin.readline())
 
     def tell(done: int, total: int) -> None:
-        sys.stdout.write(f"{done / max(1, total)}\n")
-        sys.stdout.flush()
+        with suppress(OSError):  # who listened is gone, and the end of input says so
+            os.write(1, f"{done / max(1, total)}\n".encode())
 
     def stop_without_parent() -> None:
         """End of input means that the sweep stops or was killed: save, so another can go on."""
@@ -161,7 +161,8 @@ def main() -> None:
     try:
         while True:
             try:
-                return _run(command, tree, Path(folder), threads, tell)
+                with staying(Path(folder).parent):  # else a moved sweep comes back by its old name
+                    return _run(command, tree, Path(folder), threads, tell)
             except InUse:  # a worker of a killed sweep has not let go of the folder yet
                 if time.monotonic() > deadline:
                     raise
@@ -182,11 +183,18 @@ def _run(command: str, tree: object, folder: Path, threads: int, tell: Tell) -> 
 
 
 def on_ray(
-    tasks: Sequence[Task], share: Share, address: str, resources: Resources, retries: int
+    tasks: Sequence[Task],
+    share: Share,
+    address: str,
+    resources: Resources,
+    retries: int,
+    patience_s: float = 5 * _PATIENCE_S,
+    say: Callable[[str], None] = lambda sentence: None,
 ) -> Iterator[tuple[Task, str | None]]:
     """All tasks on a cluster; results travel back, so machines need no folder in common.
 
-    Tasks on a cluster report no parts, so `share` is not called.
+    Tasks on a cluster report no parts, so `share` is not called. A cluster may still grow: only
+    after `patience_s` without any node that a task fits on is it given up.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -195,8 +203,10 @@ def on_ray(
         raise UserError(
             "--ray needs Ray, which is not installed: pip install 'fedfade[ray]'."
         ) from None
+    here = os.getcwd()
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        with chdir("/"):  # Ray lets its workers import from the folder it is started in
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, RuntimeError, ValueError) as error:
         sentence = " ".join(str(error).split()).rstrip(".")
         raise UserError(f"--ray = {address!r}: no cluster there ({sentence}).") from None
@@ -205,22 +215,44 @@ def on_ray(
     try:
         waiting = {}
         for task in tasks:
-            job = (task.command, task.config.model_dump(), resources.cpus, __version__)
+            job = (task.command, task.config.model_dump(), resources.cpus, here, __version__)
             waiting[compute.remote(*job)] = task
+        fitting, told = time.monotonic(), ""  # when a node with these resources was last there
         while waiting:
             done, _ = ray.wait(list(waiting), num_returns=1, timeout=1.0)
             for reference in done:
                 yield _collect(ray, reference, waiting.pop(reference))
+            if not (missing := _missing(resources, ray.nodes())):
+                fitting = time.monotonic()
+            elif time.monotonic() - fitting > patience_s:
+                waited = f"after {patience_s:.0f} s of waiting for one"
+                raise UserError(f"sweep field resources: no node has {missing}, {waited}.")
+            elif missing != told:
+                say(f"no node of the cluster has {missing}: waiting for one")
+            told = missing
     finally:
         ray.shutdown()  # tasks still running end with their driver
 
 
+def _missing(resources: Resources, nodes: Sequence[Mapping[str, Any]]) -> str:
+    """What of the resources of a task the best node lacks; nothing where one has them all."""
+    wanted = {"CPU": resources.cpus, "GPU": resources.gpus, **resources.custom}
+    lacking = [
+        [f"{need:g} {name}" for name, need in wanted.items() if has.get(name, 0) < need]
+        for has in (node["Resources"] for node in nodes if node["Alive"])
+    ]
+    fewest: list[str] = min(lacking, key=len, default=["any resources"])
+    return ", ".join(fewest)
+
+
 def _compute(
-    command: str, tree: object, threads: int, version: str
+    command: str, tree: object, threads: int, here: str, version: str
 ) -> tuple[dict[str, bytes], str | None]:
     """On a machine of the cluster: run a point in a folder of its own, return its files."""
     if version != __version__:
         return {}, f"this machine has fedfade {__version__}, the sweep was started by {version}"
+    with suppress(OSError):  # a user's own code and files lie here, where machines share folders
+        os.chdir(here)
     with tempfile.TemporaryDirectory(prefix="fedfade-") as name:
         folder = Path(name) / "point"
         try:

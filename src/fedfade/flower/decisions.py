@@ -90,6 +90,7 @@ class Seen:
     remaining_bits: Tensor  # [slot] own, before each slot
     finished: Tensor  # [slot, client] who is done; all False unless the policy's scope is feedback
     number: Tensor  # [] the federated round
+    age: Tensor  # [client] rounds since each delivered last; zeros likewise
     key: Tensor  # [] of the round's random numbers
 
 
@@ -112,7 +113,7 @@ def decide(policy: Policy, scenario: Scenario, seen: Seen) -> Decisions:
     fading[0, :, own] = seen.fading
     inner = torch.zeros(1, scenario.clients, scenario.clients)
     inner[0, own, own] = seen.deviation
-    round_ = Round(seen.alpha[None], fading, inner, seen.number[None])
+    round_ = Round(seen.alpha[None], fading, inner, seen.number[None], seen.age[None])
     band = torch.zeros(scenario.slots, dtype=torch.int64)
     level = torch.full_like(band, scenario.silent_level)
     memory, checks = None, allocation.ActionChecks(policy.name, scenario, episodes=1)
@@ -203,7 +204,8 @@ def _questions(
 ) -> list[Seen]:
     """What each client is told: its own rows, and what is announced to all."""
     announced = (round_.alpha[0], start.remaining_bits[0])
-    rest = ((before <= 0) & (scope == "feedback"), round_.number[0], key[0])
+    heard = scope == "feedback"  # who finishes, and so who delivered in earlier rounds
+    rest = ((before <= 0) & heard, round_.number[0], heard * round_.age[0], key[0])
     questions = []
     for n in asked:
         own = (round_.fading[0, :, n], round_.deviation[0, n], before[:, n])

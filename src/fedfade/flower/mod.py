@@ -11,6 +11,7 @@ from fedfade.config import Config, config_from_tree
 from fedfade.device import one_thread
 from fedfade.errors import UserError, not_allowed
 from fedfade.flower import records
+from fedfade.flower.coding import encode_reply, is_coded
 from fedfade.flower.decisions import decide, policy_of_client
 from fedfade.uplink import scenario_from_config
 
@@ -21,12 +22,14 @@ class UplinkMod:
     To every training reply it adds the client's partition id (node ids change from run to run,
     channels must not) and the norm of its update. When the strategy leaves the decisions to the
     clients it answers the server's questions with the policy named here or, if none is, by
-    `policy` in the run configuration. That is the only thing that names code to run: nothing the
-    server sends does.
+    `policy` in the run configuration. Given the configuration, it encodes updates by
+    `learning.codec`. These alone name code to run: nothing the server sends does.
     """
 
-    def __init__(self, policy: str | Policy | None = None) -> None:
+    def __init__(self, policy: str | Policy | None = None, uplink: Config | None = None) -> None:
+        """`uplink`: the strategy's configuration, if updates are to be encoded by its codec."""
         self._policy = policy
+        self._coded = uplink if uplink and is_coded(uplink) else None
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Answer a question, or let the app train and sign its reply."""
@@ -34,8 +37,12 @@ class UplinkMod:
             return self._answer(message, context)
         reply = call_next(message, context)
         if message.metadata.message_type.partition(".")[0] == "train" and not reply.has_error():
-            norm = records.update_norm(message.content, reply.content)
-            report = {records.PARTITION: partition_id(context), records.NORM: norm}
+            client, given = partition_id(context), (message.content, reply.content)
+            if self._coded is None:
+                norm = records.update_norm(*given)
+            else:
+                norm = encode_reply(self._coded, *given, context, client)
+            report = {records.PARTITION: client, records.NORM: norm}
             reply.content[records.REPORT] = ConfigRecord(report)
         return reply
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from fedfade.config import Config, config_from_tree
 from fedfade.errors import UserError
 from fedfade.flower.decisions import Decisions, Seen
+from fedfade.learning import Payload, listed
 from fedfade.uplink import Scenario
 
 T = TypeVar("T")
@@ -102,15 +103,15 @@ def entry(record: ConfigRecord, name: str, kind: type[T]) -> T:
     return value
 
 
-def question_content(config: Config, payload_bits: float, seen: Seen) -> RecordDict:
+def question_content(config: Config, payload: Payload, seen: Seen) -> RecordDict:
     """A message to one client."""
     tensors = {f.name: getattr(seen, f.name) for f in fields(Seen) if f.name != "client"}
-    question = {"config": config.model_dump_json(), "payload-bits": repr(payload_bits)}
+    question = {"config": config.model_dump_json(), "payload-bits": json.dumps(listed(payload))}
     record = ConfigRecord(question | {PARTITION: seen.client})
     return RecordDict({QUESTION: record, SEEN: pack(tensors)})
 
 
-def read_question(content: RecordDict, own: int) -> tuple[Config, float, Seen]:
+def read_question(content: RecordDict, own: int) -> tuple[Config, Payload, Seen]:
     """Configuration, payload and what the client is told; it must be meant for this one."""
     question = content[QUESTION]
     meant = entry(question, PARTITION, int)
@@ -118,7 +119,8 @@ def read_question(content: RecordDict, own: int) -> tuple[Config, float, Seen]:
         raise UserError(f"a question for client {meant} reached client {own}.")
     seen = Seen(client=own, **unpack(content[SEEN]))
     config = config_from_tree(json.loads(entry(question, "config", str)))
-    return config, float(entry(question, "payload-bits", str)), seen
+    payload = json.loads(entry(question, "payload-bits", str))
+    return config, torch.tensor(payload) if isinstance(payload, list) else float(payload), seen
 
 
 def answer_content(client: int, decisions: Decisions) -> RecordDict:

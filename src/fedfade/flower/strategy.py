@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -17,8 +18,9 @@ from fedfade.allocation import Policy, gradient_aware, play_round
 from fedfade.config import Config
 from fedfade.device import one_thread, pick_device
 from fedfade.errors import UserError, not_allowed
-from fedfade.experiments import Uplink
+from fedfade.experiments import Uplink, ages_after
 from fedfade.flower import records
+from fedfade.flower.coding import COUNTED, NUMBER, ModelCoding, decode_reply, is_coded
 from fedfade.flower.decisions import Decisions, Seen, choose_policy, play_with_clients
 from fedfade.learning import MAX_NORM, Updates, gram
 from fedfade.uplink import Progress, Scenario
@@ -27,6 +29,8 @@ log = logging.getLogger("flwr")
 
 NORM_TOLERANCE = 1e-3
 """A reply whose update differs from the norm its client reported by more was changed on the way."""
+
+_ORDER = "mods that change updates come behind UplinkMod in the ClientApp's mods"
 
 
 class RoundReport(NamedTuple):
@@ -104,12 +108,16 @@ class WirelessStrategy(Strategy):
         everything = ("csi", "central")  # nobody tells a client the others' fading
         if decide == "client" and (self.policy is None or self.policy.scope in everything):
             raise not_allowed("decide", decide, "server for a policy that needs to see everything")
+        if uplink.learning.count_partial:
+            raise not_allowed("learning.count_partial", True, "false under Flower")
         self.decide, self.local_s, self.answer_timeout_s = decide, local_s, answer_timeout_s
         self.history: list[RoundReport] = []
         self._payload_bits, self._is_buffer = payload_bits, is_buffer
         self._uplink: Uplink | None = None
         self._grid: Grid | None = None
         self._model: ArrayRecord | None = None
+        self._coding: ModelCoding | None = None  # where updates are encoded
+        self._counted: dict[str, int] = {}  # by partition, the last round whose update counted
         self._asked: set[int] = set()
         self._previous: Tensor | None = None  # g_{t-1}: [D]
 
@@ -125,7 +133,7 @@ class WirelessStrategy(Strategy):
         rounds = self.config.run.rounds
         if num_rounds > rounds:
             raise not_allowed("num_rounds", num_rounds, f"at most run.rounds = {rounds}")
-        self.history, self._previous = [], None
+        self.history, self._previous, self._counted = [], None, {}
         result = super().start(grid, initial_arrays, num_rounds, *rest, **named)
         if not result.arrays:  # nobody ever delivered: the model is still the first one
             result.arrays = initial_arrays
@@ -145,6 +153,11 @@ class WirelessStrategy(Strategy):
         self._grid, self._model = grid, arrays
         messages = list(self.inner.configure_train(server_round, arrays, config, grid))
         self._asked = {message.metadata.dst_node_id for message in messages}
+        if is_coded(self.config):
+            self._coding = ModelCoding(self.config, arrays)
+            for message in messages:
+                known = ConfigRecord({NUMBER: server_round - 1, **self._counted})
+                message.content[COUNTED] = known
         return messages
 
     def aggregate_train(
@@ -177,6 +190,7 @@ class WirelessStrategy(Strategy):
             left_out=tuple(problems),
         )
         self.history.append(report)
+        self._counted |= {str(r.client): server_round - 1 for r in arrived}
         arrays, metrics = None, None
         if arrived:
             kept = [r.message for r in arrived]
@@ -205,10 +219,14 @@ class WirelessStrategy(Strategy):
         if replies and not any(isinstance(report, ConfigRecord) for report in reports):
             why = "no report; does the ClientApp have mods=[UplinkMod()]?"
             raise UserError(f"no reply can be placed: {why}")
+        bits, faults = self._decode(replies)
         # Arrays unlike the model are the app's own business, unless others are like it.
         alike = [self._update(reply) is not None for reply in replies]
-        for reply, report, like_model in zip(replies, reports, alike, strict=True):
+        every = zip(replies, reports, alike, bits, faults, strict=True)
+        for reply, report, like_model, size, fault in every:
             try:
+                if fault is not None:
+                    raise fault
                 if not isinstance(report, ConfigRecord):
                     raise ValueError("no report: does its ClientApp have mods=[UplinkMod()]?")
                 if any(alike) and not like_model:
@@ -223,11 +241,29 @@ class WirelessStrategy(Strategy):
                 finite = records.all_finite(reply.content) and norm <= MAX_NORM
                 if finite:
                     self._check_norm(reply, report)
-                bits = self._payload_bits or records.payload_bits(reply.content)
-                placed[client] = _Reply(reply, client, bits, finite)
+                factors = self.config.learning.payload_factors
+                factor = factors[client] if isinstance(factors, list) else factors
+                own = factor * (self._payload_bits or size)
+                placed[client] = _Reply(reply, client, own, finite)
             except ValueError as error:
                 problems.append(f"node {reply.metadata.src_node_id}: reply refused, {error}")
+        if len(replies) > 1 and all(_ORDER in problem for problem in problems) and not placed:
+            raise UserError(f"no reply can be placed: {problems[0]}.")
         return [placed[client] for client in sorted(placed)], problems
+
+    def _decode(self, replies: list[Message]) -> tuple[list[float], list[ValueError | None]]:
+        """What each reply takes in bits, and what is wrong with it; updates are then decoded."""
+        bits = [records.payload_bits(reply.content) for reply in replies]
+        faults: list[ValueError | None] = []
+        for reply in replies:
+            try:
+                decode_reply(self._coding, reply.content)
+                faults.append(None)
+            except ValueError as error:
+                faults.append(error)
+        if self._coding and faults and all(faults):
+            raise UserError(f"no reply can be read: {faults[0]}")
+        return bits, faults
 
     def _check_norm(self, reply: Message, report: ConfigRecord) -> None:
         """The update must be as long as its client said, who knows of running statistics alone."""
@@ -237,7 +273,8 @@ class WirelessStrategy(Strategy):
             return
         found = float(torch.linalg.vector_norm(vector))
         if abs(found - said) > NORM_TOLERANCE * max(found, said):
-            raise ValueError(f"its update has norm {found:.6g}, its client reported {said:.6g}")
+            norms = f"its update has norm {found:.6g}, its client reported {said:.6g}"
+            raise ValueError(f"{norms}: {_ORDER}")
 
     def _update(
         self, reply: Message, is_buffer: Callable[[str], bool] | None = None
@@ -288,11 +325,18 @@ class WirelessStrategy(Strategy):
         if gradient_aware(self.policy) and inner is None:
             why = "looks at updates, but the replies' arrays are not shaped like the model"
             raise UserError(f"policy {self.policy.name!r} {why}.")
-        payload = max(r.bits for r in placed)
+        most = max(r.bits for r in placed)
         if self._uplink is None:
-            self._uplink = Uplink(self.config, payload, pick_device(self.config.run.device))
-        uplink, scenario = self._uplink, replace(self._uplink.scenario, payload_bits=payload)
+            self._uplink = Uplink(self.config, most, pick_device(self.config.run.device))
+        uplink, scenario = self._uplink, replace(self._uplink.scenario, payload_bits=most)
+        if any(r.bits != most for r in placed):  # whoever did not train counts as the largest
+            payload = torch.full((scenario.clients,), most, device=scenario.device)
+            for reply in placed:
+                payload[reply.client] = reply.bits
+            scenario = replace(scenario, payload_bits=payload)
         round_ = uplink.round(number, None if inner is None else inner.to(scenario.device))
+        age = ages_after((report.delivered for report in self.history), scenario.clients)
+        round_ = round_._replace(age=age[None].to(scenario.device))
         keys = uplink.keys(self.policy.name, number)
         left = torch.zeros(1, scenario.clients, device=scenario.device)
         for reply in placed:
@@ -336,6 +380,17 @@ class WirelessStrategy(Strategy):
 def _silent(replies: list[Message], asked: set[int]) -> list[str]:
     """Nodes that were asked and sent an error, or nothing at all."""
     failed = [(r.metadata.src_node_id, r.error.reason) for r in replies if r.has_error()]
-    lines = [f"node {node}: error, {' '.join(reason.split())[:200]}" for node, reason in failed]
+    lines = [f"node {node}: error, {_cause(reason)}" for node, reason in failed]
     gone = asked - {reply.metadata.src_node_id for reply in replies}
     return lines + [f"node {node}: no reply" for node in sorted(gone)]
+
+
+def _cause(reason: str) -> str:
+    r"""What went wrong in a client, which stands at the end: behind Flower's words and, from a
+    worker of Ray, behind a trace in colours.
+
+    >>> _cause("<class 'ClientAppException'>:<'\x1b[36mray::run()\x1b[39m\n ValueError: no data'>")
+    "<class 'ClientAppException'>:<'ray::run() ValueError: no data'>"
+    """
+    words = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", reason).split())
+    return words if len(words) <= 200 else f"...{words[-197:]}"

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+import logging
+import math
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from fedfade.config import Config, load_config
 from fedfade.errors import not_allowed
 from fedfade.flower.mod import partition_id
 from fedfade.flower.records import pack, unpack
 from fedfade.learning import Federation, ServerState, load_data
+
+log = logging.getLogger("flwr")
+
+_KNOWN = {"server-round", "proximal-mu", "clipping_norm"}  # the last is for Flower's own mods
 
 
 class FederatedTask:
@@ -24,9 +31,9 @@ class FederatedTask:
 
     def __init__(self, config: Config) -> None:
         # What Flower does by itself must not look as if it were set here.
-        for field, usual in (("codec", "none"), ("server", "mean")):
+        for field, usual in (("server", "mean"), ("average_models", 0)):
             if (given := getattr(config.learning, field)) != usual:
-                why = f"{usual} under Flower, whose clients and strategies send and average"
+                why = f"{usual} under Flower, whose strategies average"
                 raise not_allowed(f"learning.{field}", given, why)
         self.config = config
         self.federation = Federation(config.learning, load_data(config.learning), threads=1)
@@ -50,8 +57,8 @@ class FederatedTask:
         model = next(iter(message.content.array_records.values()))
         config = next(iter(message.content.config_records.values()))
         client, number = partition_id(context), int(config["server-round"]) - 1
-        state = self.state(model)
-        updates = self.federation.train(state, [self.config.run.seed], number, clients=[client])
+        state, seeds = self.state(model), [self.config.run.seed]
+        updates = self._as_asked(config).train(state, seeds, number, clients=[client])
         trained = state.parameters - updates.parameters[:, 0]
         after = ServerState(trained, updates.buffers[:, 0], state.previous)
         weighted = self.config.learning.weighting == "samples"
@@ -59,6 +66,19 @@ class FederatedTask:
         metrics = MetricRecord({"num-examples": examples, "train-loss": loss})
         content = RecordDict({"arrays": self._arrays(after), "metrics": metrics})
         return Message(content, reply_to=message)
+
+    def _as_asked(self, config: ConfigRecord) -> Federation:
+        """Local training with what the strategy says of it: FedProx sends its own strength."""
+        for name in config.keys() - _KNOWN:
+            _warn_once(name)
+        if "proximal-mu" not in config:
+            return self.federation
+        strength = config["proximal-mu"]
+        if not isinstance(strength, int | float) or not 0 <= strength < math.inf:
+            raise not_allowed("proximal-mu", strength, "a number of at least 0")
+        asked = copy.copy(self.federation)
+        asked.config = asked.config.model_copy(update={"proximal": float(strength)})
+        return asked
 
     def evaluate(self, server_round: int, arrays: ArrayRecord) -> MetricRecord:
         """Test accuracy and loss of a global model: `evaluate_fn` of `Strategy.start`."""
@@ -77,6 +97,11 @@ class FederatedTask:
         found = self.federation.parameter_layout.views(state.parameters[0])
         found |= self.federation.buffer_layout.views(state.buffers[0])
         return pack(found)
+
+
+@cache
+def _warn_once(name: str) -> None:
+    log.warning("FederatedTask takes no %r from a strategy: set its own configuration.", name)
 
 
 @lru_cache(maxsize=4)

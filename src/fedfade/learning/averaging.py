@@ -84,12 +84,15 @@ def gram(updates: Updates, previous: Tensor) -> Tensor:
 
     It is all the uplink has to know about learning; its diagonal holds the estimated deviations
     |d_n|^2 (paper: section IV-B). A client that is not finite cannot deliver; its entries are 0.
+    `previous` is g_{t-1} [run, D], or what the server takes for each client that does not deliver,
+    [run, client, D]; then |d_n|^2 is how much the client has to say that is new.
     """
 
     def products(previous: Tensor, sent: Tensor, finite: Tensor) -> Tensor:
-        difference = torch.where(finite[..., None], previous[:, None] - sent, 0.0)
+        difference = torch.where(finite[..., None], previous - sent, 0.0)
         return difference @ difference.mT
 
+    previous = previous[:, None] if previous.ndim == 2 else previous
     return by_run(products, previous, updates.parameters, updates.finite)
 
 
@@ -106,10 +109,14 @@ def mean_of_arrived(updates: Updates, weight: Tensor) -> Arrived:
 
 def _weighted(share: Tensor, values: Tensor, finite: Tensor) -> Tensor:
     """Sum over clients; a client that is not finite must not leak in as 0 * NaN."""
-    clean = torch.where(finite[..., None], values, 0.0)
+    return weighted_sum(share, torch.where(finite[..., None], values, 0.0))
+
+
+def weighted_sum(share: Tensor, values: Tensor) -> Tensor:
+    """Sum of values [run, client, value] with share [run, client]."""
     # Elementwise, not as a matrix product: equal in every run that delivers alike, and equal
     # to a sum over the delivered clients alone because the others add exact zeros.
-    return (share[..., None] * clean).sum(dim=1)
+    return (share[..., None] * values).sum(dim=1)
 
 
 def gradient_bias(updates: Updates, delivered: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from fedfade.graphs import Work, fuse, record
 from fedfade.learning.averaging import ServerState
 from fedfade.learning.data import Dataset
 from fedfade.learning.local import ClientLoop, LocalWork, Trained, arithmetic, copy_all, dropout_of
-from fedfade.learning.model import InitialBuffers, buffer_layout, parameter_layout
+from fedfade.learning.model import InitialState, buffer_layout, parameter_layout, pass_changes
 
 _MEMORY_SHARE = 0.4  # of the device's free memory that a step of local training may take
 _CLIENTS = 100  # at once, at most: they fill a GPU, and 350 together cost twice as much each
@@ -158,7 +158,8 @@ def batchable(model: nn.Module) -> nn.Module:
 
 
 class ClientBatch:
-    """Every client of every run at once; with dropout one after the other."""
+    """Every client of every run at once; one after the other with dropout, or with layers that
+    cannot be mapped."""
 
     def __init__(self, model: nn.Module, dataset: Dataset, precision: Precision) -> None:
         self.device = dataset.mean.device
@@ -166,7 +167,7 @@ class ClientBatch:
         self.dataset, self.precision = dataset, precision
         self.parameter_layout = parameter_layout(model)
         self.buffer_layout = buffer_layout(model)
-        self._initial_buffers = InitialBuffers(self.model)
+        self._initial = InitialState(self.model)
         self._loop = ClientLoop(model, dataset, precision, threads=1)
         self.dropout = self._loop.dropout
         # Without dropout a random number would be a mistake, so vmap is told to refuse it.
@@ -178,6 +179,24 @@ class ClientBatch:
         self._gradient = self._plain_gradient if self.dropout else fused
         self._recorded: dict[tuple[object, ...], _RecordedSteps] = {}
         self._at_once: int | None = None
+        self.mapped = not pass_changes(model, dataset.shape, training=True) and self._can_be_mapped(
+            model
+        )
+
+    def _can_be_mapped(self, model: nn.Module) -> bool:
+        """Whether one client's step can be written for all, by trying: spectral norm's cannot."""
+        named = dict(model.named_parameters()) | dict(model.named_buffers())
+        both = self.parameter_layout, self.buffer_layout
+        flat, averaged = (layout.flatten(named)[None].to(self.device) for layout in both)
+        blank = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
+        try:
+            with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+                self.gradient(flat, self.buffers(averaged), blank, compiled=False)
+        except RuntimeError:  # all that vmap and functional_call have to say
+            return False
+        finally:
+            self._initial.restore()
+        return True
 
     def _loss(
         self, flat: Tensor, buffers: Buffers, images: Tensor, labels: Tensor
@@ -203,7 +222,7 @@ class ClientBatch:
         with arithmetic(self.device, self.precision):
             method = self._gradient if compiled else self._plain_gradient
             gradient, (loss, buffers) = method(flat, buffers, images, labels)
-        self._initial_buffers.restore(values=False)  # `functional_call` leaves those that were None
+        self._initial.restore(values=False)  # `functional_call` leaves those that were None
         return gradient, loss, buffers
 
     def buffers(self, averaged: Tensor) -> Buffers:
@@ -212,22 +231,26 @@ class ClientBatch:
         return own | self.buffer_layout.views(averaged)
 
     def train(self, state: ServerState, work: LocalWork) -> Trained:
+        if not self.mapped:
+            return self._loop.train(state, work)
         runs, clients = work.samples.shape[:2]
         both = state.parameters, state.buffers  # of a single run views will do
         start, averaged = (rows[:, None].expand(-1, clients, -1).flatten(0, 1) for rows in both)
         samples = work.samples.flatten(0, 1)  # [run x client, step, sample]
         update, after = start.new_empty(start.shape), averaged.new_empty(averaged.shape)
         loss = start.new_empty(len(start))
+        given = None if work.correction is None else work.correction.flatten(0, 1)
         at_once = self._clients_at_once(start[:1], averaged[:1], samples[:1, 0], len(start))
         for part in equal_blocks(len(start), at_once):
             block = start[part], self.buffers(averaged[part]), samples[part]
-            key = (block[0].shape, block[2].shape, work.rate, work.proximal)
+            key = (block[0].shape, block[2].shape, work.rate, work.proximal, given is None)
             if key not in self._recorded:
                 self._recorded.clear()  # a recording holds memory; one shape at a time is in use
                 self._recorded[key] = _RecordedSteps(self, *block, work)
             first = divmod(part.start, clients)
             with dropout_of(work, *first) if self.dropout else nullcontext():
-                update[part], buffers, loss[part] = self._recorded[key].train(*block)
+                correction = None if given is None else given[part]
+                update[part], buffers, loss[part] = self._recorded[key].train(*block, correction)
             for name, view in self.buffer_layout.views(after[part]).items():
                 view.copy_(buffers[name])
         update, after = (found.view(runs, clients, found.shape[1]) for found in (update, after))
@@ -276,6 +299,7 @@ class _RecordedSteps:
         together = max(some for some in range(1, _STEPS + 1) if count % some == 0)
         self._engine, self._rate, self._proximal = engine, work.rate, work.proximal
         self._start, self._flat = start.clone(), start.clone()
+        self._correction = None if work.correction is None else torch.zeros_like(start)
         self._buffers = {name: buffer.clone() for name, buffer in buffers.items()}
         self._samples = samples[:, :together].clone()  # [client, step, sample]
         self._loss = torch.zeros(len(start), device=start.device)
@@ -291,14 +315,18 @@ class _RecordedSteps:
             gradient, loss, buffers = self._engine.gradient(self._flat, self._buffers, batch)
             if self._proximal:  # FedProx: the gradient of proximal / 2 |w - w_t|^2
                 gradient = gradient + self._proximal * (self._flat - self._start)
+            if self._correction is not None:
+                gradient = gradient + self._correction
             self._flat.sub_(gradient, alpha=self._rate)
             copy_all(self._buffers.values(), [buffers[name] for name in self._buffers])
             self._loss.add_(loss)
 
     def train(
-        self, start: Tensor, buffers: Buffers, samples: Tensor
+        self, start: Tensor, buffers: Buffers, samples: Tensor, correction: Tensor | None
     ) -> tuple[Tensor, Buffers, Tensor]:
         """Updates, buffers and mean loss after all steps."""
+        if self._correction is not None and correction is not None:
+            self._correction.copy_(correction)
         if self._proximal:
             self._start.copy_(start)
         self._flat.copy_(start)

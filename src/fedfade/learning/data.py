@@ -75,10 +75,15 @@ def load_data(config: LearningConfig) -> Dataset:
 
 def data_folder(data_dir: str | Path | None = None) -> Path:
     """Where data sets are kept: the argument, FEDFADE_DATA, or the user's cache folder."""
-    if chosen := data_dir or os.environ.get(DATA_VARIABLE):
-        return Path(chosen).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "fedfade"
+    chosen = data_dir or os.environ.get(DATA_VARIABLE)
+    place = (
+        Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "fedfade")
+    )
+    try:
+        return place.expanduser()
+    except RuntimeError:
+        known = "a folder whose ~ stands for the home of a user of this machine"
+        raise not_allowed("learning.data_dir", str(place), known) from None
 
 
 def find_cifar10(data_dir: str | Path | None = None) -> Path | None:

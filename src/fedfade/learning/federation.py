@@ -6,6 +6,7 @@ weights, own the same data and draw the same mini-batches, whatever was delivere
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -15,14 +16,17 @@ from torch import Tensor
 from fedfade.config import LearningConfig, Precision
 from fedfade.errors import UserError, not_allowed
 from fedfade.learning.averaging import ServerState, Updates, is_finite, mean_of_arrived
-from fedfade.learning.codecs import Codec
 from fedfade.learning.data import Dataset
 from fedfade.learning.local import ClientLoop, LocalEngine, LocalWork, Trained
-from fedfade.learning.model import buffer_layout, build_model, parameter_layout
+from fedfade.learning.model import buffer_layout, build_model, check_training, parameter_layout
 from fedfade.learning.partition import Indices, deal
-from fedfade.learning.server_rules import ServerRule
+from fedfade.learning.server_rules import AskedRule
+from fedfade.learning.wire import ERROR_FEEDBACK, Payload, Wire, codec_keys, payload_bits
 from fedfade.randomness import numpy_generator
-from fedfade.seams import CODECS, SERVER_RULES
+
+_MEANS = ("mean_parameters", "mean_buffers")
+_MODELS = "mean_models"
+"""In the server's memory: the mean of the global models and their summed weight [run, 1]."""
 
 
 class Federation:
@@ -48,7 +52,10 @@ class Federation:
         # Mini-batches of this round and the next, by (round, batch size, batches) and by seed.
         self._drawn: dict[tuple[int, int, int], dict[int, Indices]] = {}
         self._labels = dataset.train_labels.numpy(force=True)
-        model = build_model(config.model, dataset.shape, len(dataset.classes), seed=0)
+        shape, classes = dataset.shape, len(dataset.classes)
+        model = build_model(config.model, shape, classes, seed=0)
+        if config.model != "cnn":
+            check_training(config.model, model, shape, classes)
         self.parameter_layout = parameter_layout(model)
         self.buffer_layout = buffer_layout(model)
         self.engine: LocalEngine
@@ -58,9 +65,9 @@ class Federation:
             from fedfade.learning.batched import ClientBatch
 
             self.engine = ClientBatch(model, self.dataset, precision)
-        self.codec: Codec = CODECS.make(config.codec, config)
+        self.wire = Wire(config, self.parameter_layout, self.buffer_layout)
         momentum = config.server == "mean" and config.server_momentum > 0
-        self.rule: ServerRule = SERVER_RULES.make("momentum" if momentum else config.server, config)
+        self.rule = AskedRule("momentum" if momentum else config.server, config)
 
     @property
     def values_sent(self) -> int:
@@ -68,14 +75,9 @@ class Federation:
         return self.parameter_layout.total + self.buffer_layout.total
 
     @property
-    def payload_bits(self) -> float:
-        """Bits a client must deliver (paper: S); of a number given, the share the codec leaves."""
-        sent = float(self.codec.bits(self.values_sent))
-        if not 0 < sent < float("inf"):
-            raise not_allowed(f"bits of codec {self.config.codec!r}", sent, "above 0 and finite")
-        if self.config.payload_bits == "auto":
-            return sent
-        return float(self.config.payload_bits) * (sent / (32.0 * self.values_sent))
+    def payload_bits(self) -> Payload:
+        """Bits each client must deliver (paper: S)."""
+        return payload_bits(self.config, self.wire)
 
     def partition(self, seed: int) -> list[Indices]:
         """The clients' training samples in runs of this seed."""
@@ -107,7 +109,13 @@ class Federation:
         both = zip(*(rows[seed] for seed in seeds), strict=True)
         parameters, buffers = (torch.stack(part).to(self.device) for part in both)
         nothing = torch.zeros_like(parameters)
-        return ServerState(parameters, buffers, nothing, self.rule.init(parameters))
+        memory = self.rule.init(parameters)
+        if self.config.average_models:
+            memory |= {_MEANS[0]: parameters, _MEANS[1]: buffers, _MODELS: nothing[:, :1]}
+        if self.wire.feeds_back:
+            clients = parameters.new_zeros(len(seeds), self.config.clients, parameters.shape[1])
+            memory[ERROR_FEEDBACK] = clients
+        return ServerState(parameters, buffers, nothing, memory)
 
     def mini_batches(self, seeds: Sequence[int], round: int) -> Tensor:
         """Training samples of every local step: [run, client, step, sample].
@@ -169,7 +177,21 @@ class Federation:
         nothing = state.previous if self.config.previous_update == "last" else 0.0
         previous = torch.where(arrived.anyone, arrived.mean, nothing)
         buffers = torch.where(arrived.anyone, arrived.buffers, state.buffers)
-        return ServerState(state.parameters - step, buffers, previous, memory)
+        after = ServerState(state.parameters - step, buffers, previous, memory)
+        if keep := self.config.average_models:
+            # Weights of all models so far: of the newest 1, of the one before `keep`, ...
+            models = keep * state.memory[_MODELS] + 1.0
+            both = zip(_MEANS, (after.parameters, after.buffers), strict=True)
+            means = {name: _towards(state.memory[name], new, models) for name, new in both}
+            after = replace(after, memory={**memory, **means, _MODELS: models})
+        return after
+
+    def averaged(self, state: ServerState) -> ServerState | None:
+        """The mean of the global models so far, if one is kept (`average_models`)."""
+        if not self.config.average_models:
+            return None
+        parameters, buffers = (state.memory[name] for name in _MEANS)
+        return ServerState(parameters, buffers, state.previous)
 
     def evaluate(self, state: ServerState) -> tuple[Tensor, Tensor]:
         """Accuracy and mean loss of every run on the test set: [run], [run]."""
@@ -194,6 +216,16 @@ class Models:
         states = [federation.start(seeds).tensors() for federation, seeds in self.tasks]
         return ServerState.of({n: torch.cat([s[n] for s in states]) for n in states[0]})
 
+    @property
+    def seeds(self) -> list[int]:
+        """Of every run."""
+        return [seed for _, seeds in self.tasks for seed in seeds]
+
+    def codec_keys(self, number: int) -> Tensor:
+        """Keys of the codec's random numbers in a round: [run, client]."""
+        everybody = range(self.lead.config.clients)
+        return codec_keys(self.seeds, number, everybody, self.lead.device)
+
     def train(
         self, state: ServerState, number: int, clients: Sequence[int] | None = None
     ) -> Updates:
@@ -205,8 +237,11 @@ class Models:
             clients = range(config.clients)
         else:
             drawn = drawn[:, list(clients)]
-        every = [seed for _, seeds in self.tasks for seed in seeds]
-        work = LocalWork(drawn, config.local_rate, config.proximal, every, number, clients)
+        correction = self.lead.rule.correction(state)
+        if correction is not None:
+            correction = correction[:, list(clients)]
+        given = (config.local_rate, config.proximal, self.seeds, number, clients, correction)
+        work = LocalWork(drawn, *given)
         trained = self.lead.engine.train(state, work)
         if self.lead.device.type == "cuda":  # drawn while the GPU trains: half its wait
             for federation, seeds in self.tasks:
@@ -221,7 +256,12 @@ class Models:
 def batch_key(federation: Federation, seeds: Sequence[int]) -> tuple[object, ...]:
     """Equal for federations that can be trained in one batch: they agree in all but how data are
     dealt, and their mini-batches have one shape."""
-    free = {"partition", "alpha", "shards_per_client", "payload_bits"}
+    free = {"partition", "alpha", "shards_per_client", "payload_bits", "payload_factors"}
     same = federation.config.model_dump(exclude=free)
     steps = federation.mini_batches(seeds, 0).shape[1:]
     return (*same.items(), federation.precision, steps)
+
+
+def _towards(mean: Tensor, new: Tensor, weight: Tensor) -> Tensor:
+    """A mean of total weight `weight`, `new` with a weight of 1 included."""
+    return mean + (new - mean) / weight

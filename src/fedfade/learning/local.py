@@ -21,7 +21,13 @@ from fedfade.device import matrix_products
 from fedfade.learning.averaging import ServerState
 from fedfade.learning.data import Dataset
 from fedfade.learning.fused import fuse_norms
-from fedfade.learning.model import InitialBuffers, buffer_layout, has_dropout, parameter_layout
+from fedfade.learning.model import (
+    InitialState,
+    buffer_layout,
+    has_dropout,
+    parameter_layout,
+    pass_changes,
+)
 from fedfade.randomness import stream
 
 _EVALUATION_IMAGES = 50  # in a block, which then stays in the cache
@@ -37,6 +43,7 @@ class LocalWork:
     seeds: Sequence[int]
     round: int
     clients: Sequence[int] = ()  # their numbers, for a user's dropout; 0 ... N-1 if empty
+    correction: Tensor | None = None  # [run, client, D] added to every gradient
 
 
 @dataclass(frozen=True)
@@ -94,11 +101,11 @@ class ModelReplica:
         self.buffer_layout = buffer_layout(model)
         parameters = dict(self.model.named_parameters())
         self.parameters: list[Tensor] = [parameters[name] for name in self.parameter_layout.shapes]
-        self._initial_buffers = InitialBuffers(self.model)
+        self._initial = InitialState(self.model)
 
     def load(self, parameters: Tensor, buffers: Tensor) -> None:
         """Become the model of flat vectors [D] and [B] (paper: eq. 3)."""
-        self._initial_buffers.restore()  # those not averaged too: nothing of the last client stays
+        self._initial.restore()  # nothing of the last client stays
         with torch.no_grad():
             copy_all(self.parameters, self.parameter_layout.views(parameters).values())
             copy_all(self._averaged_buffers(), self.buffer_layout.views(buffers).values())
@@ -113,7 +120,14 @@ class ModelReplica:
         buffers = dict(self.model.named_buffers())  # a forward pass may have replaced some
         return [buffers[name] for name in self.buffer_layout.shapes]
 
-    def train(self, samples: Tensor, rate: float, proximal: float, start: list[Tensor]) -> Tensor:
+    def train(
+        self,
+        samples: Tensor,
+        rate: float,
+        proximal: float,
+        start: list[Tensor],
+        correction: list[Tensor] | None = None,
+    ) -> Tensor:
         """SGD over samples [step, sample] (paper: eq. 4 and 5); returns the mean loss."""
         self.model.train()
         total = torch.zeros((), device=samples.device)
@@ -126,6 +140,8 @@ class ModelReplica:
                 if proximal:  # FedProx: the gradient of proximal / 2 |w - w_t|^2
                     pull = [p - s for p, s in zip(self.parameters, start, strict=True)]
                     torch._foreach_add_(self.parameters, pull, alpha=-rate * proximal)
+                if correction is not None:
+                    torch._foreach_add_(self.parameters, correction, alpha=-rate)
                 torch._foreach_add_(self.parameters, gradients, alpha=-rate)
             total += loss.detach()
         return total / len(samples)
@@ -156,6 +172,7 @@ class ClientLoop:
         self, model: nn.Module, dataset: Dataset, precision: Precision, threads: int | None
     ) -> None:
         self.dropout = has_dropout(model, dataset.shape)
+        self._tests_change_it = pass_changes(model, dataset.shape, training=False)
         # With dropout one thread: all share the process's generator.
         self._threads = 1 if self.dropout else threads or torch.get_num_threads()
         self._idle: SimpleQueue[ModelReplica] = SimpleQueue()
@@ -172,8 +189,11 @@ class ClientLoop:
         def train_client(replica: ModelReplica, run: int, n: int) -> None:
             replica.load(state.parameters[run], state.buffers[run])
             start = list(replica.parameter_layout.views(state.parameters[run]).values())
+            given, added = (work.samples[run, n], work.rate, work.proximal, start), None
+            if work.correction is not None:
+                added = list(replica.parameter_layout.views(work.correction[run, n]).values())
             with dropout_of(work, run, n) if self.dropout else nullcontext():
-                loss[run, n] = replica.train(work.samples[run, n], work.rate, work.proximal, start)
+                loss[run, n] = replica.train(*given, added)
             replica.store(parameters[run, n], buffers[run, n])
             torch.sub(state.parameters[run], parameters[run, n], out=parameters[run, n])
 
@@ -189,8 +209,9 @@ class ClientLoop:
         loss = state.parameters.new_zeros(runs, len(blocks))
 
         def evaluate_part(replica: ModelReplica, run: int, part: int) -> None:
-            replica.load(state.parameters[run], state.buffers[run])
             for index in range(part, len(blocks), self._threads):
+                if index == part or self._tests_change_it:
+                    replica.load(state.parameters[run], state.buffers[run])
                 correct[run, index], loss[run, index] = replica.evaluate(*blocks[index])
 
         self._spread(evaluate_part, runs, self._threads)

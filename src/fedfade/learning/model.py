@@ -1,9 +1,11 @@
 """The model: the paper's CNN or a user's own, and its tensors as flat vectors."""
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -54,12 +56,13 @@ def build_model(name: str, shape: ImageShape, classes: int, seed: int) -> nn.Mod
         return PaperCNN(shape, classes) if name == "cnn" else _users_model(name, shape, classes)
 
 
+def _refused(name: str, reason: str) -> UserError:
+    return UserError(f"learning.model = {name!r} {reason}.")
+
+
 def _users_model(name: str, shape: ImageShape, classes: int) -> nn.Module:
     """It must map two images to [2, classes]; lazy layers learn their sizes here."""
-
-    def refused(reason: str) -> UserError:
-        return UserError(f"learning.model = {name!r} {reason}.")
-
+    refused = partial(_refused, name)
     factory = load_dotted("learning.model", name)
     if not callable(factory):
         raise not_allowed("learning.model", name, "cnn or module:factory naming a function")
@@ -72,16 +75,14 @@ def _users_model(name: str, shape: ImageShape, classes: int) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise refused(f"returned {type(model).__name__}: it must return a torch.nn.Module")
     model.float().eval()
-    initial = InitialBuffers(model)
+    initial = InitialState(model)
     try:
         with torch.no_grad():
             found = model(torch.zeros(2, *shape))
     except Exception as error:
         raise refused(f"does not accept images of shape {shape}: {one_line(error)}") from None
     initial.restore()
-    if not isinstance(found, Tensor) or found.shape != (2, classes):
-        got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise refused(f"maps 2 images to {got}: it must give (2, {classes})")
+    _check_logits(name, "maps", found, classes)
     if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
         raise refused("has a lazy layer that no image passes through")
     if not any(p.numel() for p in model.parameters()):
@@ -89,25 +90,89 @@ def _users_model(name: str, shape: ImageShape, classes: int) -> nn.Module:
     return model
 
 
-class InitialBuffers:
-    """A model's buffers of every kind as they are now; `restore` undoes what forward passes did,
-    which may count in them, flip them, or put other tensors in their place."""
+def _check_logits(name: str, maps: str, found: object, classes: int) -> None:
+    if not isinstance(found, Tensor) or found.shape != (2, classes):
+        got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise _refused(name, f"{maps} 2 images to {got}: it must give (2, {classes})")
+
+
+def check_training(name: str, model: nn.Module, shape: ImageShape, classes: int) -> None:
+    """Refuse a model that could not be trained as it is meant to be.
+
+    Clients train on copies, many on each, so nothing may pass from one to the next but what is
+    sent: a copy must depend on nothing outside itself, and start anew from `InitialState`.
+    """
+    refused = partial(_refused, name)
+    for key, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_complex():
+            raise refused(f"has complex numbers in {key!r}: they must be real")
+        # Copies of a parameter are without them.
+        if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
+            raise refused(f"hooks into the gradient of {key!r}: only hooks of modules are called")
+    try:
+        copied = copy.deepcopy(model).train()
+    except Exception as error:
+        raise refused(f"cannot be copied, and every client has a copy: {one_line(error)}") from None
+    initial, images = InitialState(copied), torch.linspace(-1.0, 1.0, 2 * math.prod(shape))
+
+    def logits() -> object:
+        torch.manual_seed(0)
+        return copied(images.view(2, *shape))
+
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        try:
+            found = logits()
+        except Exception as error:
+            raise refused(f"fails in training mode: {one_line(error)}") from None
+        _check_logits(name, "in training mode maps", found, classes)
+        assert isinstance(found, Tensor)
+        if buffer_layout(copied) != buffer_layout(model):
+            raise refused("changes the shape of a buffer, which is sent: make it not persistent")
+        if not found.requires_grad:
+            raise refused("gives no gradient to train by")
+        both = model, copied
+        every = [p for m in both for p in m.parameters() if p.requires_grad]
+        reached = [
+            g is not None for g in torch.autograd.grad(found.sum(), every, allow_unused=True)
+        ]
+        half = len(reached) // 2
+        if any(far and not near for far, near in zip(reached[:half], reached[half:], strict=True)):
+            raise refused("refers to itself in a function of its own: copies would train it")
+        initial.restore()
+        with torch.no_grad():
+            torch._foreach_copy_(list(copied.parameters()), list(model.parameters()))
+        again = logits()
+        assert isinstance(again, Tensor)
+        if not torch.allclose(found, again, rtol=0.0, atol=0.0, equal_nan=True):
+            raise refused(
+                "maps the same images to something else in the next pass: what it keeps must be "
+                "in buffers, and random numbers must be PyTorch's"
+            )
+
+
+class InitialState:
+    """Whatever of a model is not trained, as it is now: buffers of every kind and frozen
+    parameters. `restore` undoes what forward passes did, which may count in them, flip them, or
+    put other tensors in their place."""
 
     def __init__(self, model: nn.Module) -> None:
+        places: list[dict[str, Any]] = []
+        for module in model.modules():
+            places += module._buffers, module._parameters
         self._found = [
-            (module._buffers, name, buffer, None if buffer is None else buffer.detach().clone())
-            for module in model.modules()
-            for name, buffer in module._buffers.items()
-            if buffer is None or not is_lazy(buffer)
+            (place, name, tensor, None if tensor is None else tensor.detach().clone())
+            for place in places
+            for name, tensor in place.items()
+            if tensor is None or not (tensor.requires_grad or is_lazy(tensor))
         ]
 
     @torch.no_grad()
     def restore(self, values: bool = True) -> None:
         """Put the same tensors back in their places, with the same values if wanted."""
-        for buffers, name, buffer, value in self._found:
-            buffers[name] = buffer
-            if values and buffer is not None and value is not None:
-                buffer.copy_(value)
+        for place, name, tensor, value in self._found:
+            place[name] = tensor
+            if values and tensor is not None and value is not None:
+                tensor.copy_(value)
 
 
 @dataclass(frozen=True)
@@ -147,6 +212,17 @@ def buffer_layout(model: nn.Module) -> Layout:
     kept = model.state_dict()
     floats = ((n, b) for n, b in model.named_buffers() if b.is_floating_point())
     return Layout({name: buffer.shape for name, buffer in floats if name in kept})
+
+
+def pass_changes(model: nn.Module, shape: ImageShape, training: bool) -> bool:
+    """Whether a forward pass changes parameters, or in testing mode anything, by trying."""
+    copied = copy.deepcopy(model).train(training)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        copied(torch.linspace(-1.0, 1.0, 2 * math.prod(shape)).view(2, *shape))
+    before, after = (
+        [*one.parameters(), *([] if training else one.buffers())] for one in (model, copied)
+    )
+    return len(before) != len(after) or not all(map(torch.equal, before, after))
 
 
 def has_dropout(model: nn.Module, shape: ImageShape) -> bool:

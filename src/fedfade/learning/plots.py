@@ -9,6 +9,8 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 
 from fedfade.learning.estimation import BoundRow
+from fedfade.shown import drawn
+from fedfade.wording import counted
 
 
 def _panels(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
@@ -30,7 +32,8 @@ def class_distribution(
         places = np.arange(len(table))
         bottoms = np.cumsum(table, axis=1) - table  # [client, class]
         for k, name in enumerate(classes):
-            panel.bar(places, table[:, k], 0.85, bottom=bottoms[:, k], color=colours(k), label=name)
+            bars = panel.bar(places, table[:, k], 0.85, bottom=bottoms[:, k], color=colours(k))
+            bars.set_label(drawn(name))
         panel.set_title(rf"$\alpha$ = {alpha:g}", fontsize=11)
         panel.set(xlabel="client", xlim=(-0.7, len(table) - 0.3))
         if len(table) <= 20:
@@ -40,7 +43,7 @@ def class_distribution(
         handles, names = panels[0].get_legend_handles_labels()
         plain = {"frameon": False, "fontsize": 8}
         figure.legend(handles[::-1], names[::-1], loc="outside right center", **plain)
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(drawn(title), fontsize=11)
     return figure
 
 
@@ -50,10 +53,10 @@ def learning_curves(rounds: Sequence[int], accuracy: ArrayLike, title: str) -> F
     values = 100 * np.asarray(accuracy)
     single, *_ = panel.plot(rounds, values, color="tab:blue", alpha=0.35, lw=0.9)
     single.set_label("single seeds")
-    mean = f"mean of {values.shape[1]} seeds"
+    mean = f"mean of {counted(values.shape[1], 'seed')}"
     panel.plot(rounds, values.mean(1), color="tab:blue", lw=2, label=mean)
     panel.set(xlabel="rounds done", ylabel="test accuracy (%)")
-    panel.set_title(title, fontsize=11)
+    panel.set_title(drawn(title), fontsize=11)
     panel.grid(alpha=0.3)
     panel.legend(frameon=False, loc="lower right")
     return figure
@@ -71,7 +74,7 @@ def bound_terms(rows: Sequence[BoundRow], title: str) -> Figure:
     smallest = np.abs(terms[terms != 0]).min(initial=np.inf)
     above.set_yscale("symlog", linthresh=smallest if np.isfinite(smallest) else 1.0)
     above.set_ylabel("terms of the bound")
-    above.set_title(title, fontsize=11)
+    above.set_title(drawn(title), fontsize=11)
     above.legend(frameon=False, fontsize=8)
     below.plot(rounds, [row.measured for row in rows], "k", lw=1.2)
     below.axhline(0, color="grey", lw=0.7)

@@ -6,17 +6,17 @@ its strategy averages, so that of the round it takes the Gram matrix alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedfade.errors import not_allowed
 from fedfade.learning.averaging import ServerState, Updates, gradient_bias, gram
-from fedfade.learning.codecs import decoded, encoded
 from fedfade.learning.federation import Federation, Models
+from fedfade.learning.server_rules import REMEMBERED
+from fedfade.learning.wire import ERROR_FEEDBACK, Encoded, left_over
 from fedfade.randomness import fold, streams, uniform
 
 
@@ -27,12 +27,12 @@ class Sent:
     number: int
     before: ServerState
     updates: Updates
-    encoded: tuple[Any, Any]  # what is on the air, in the codec's own form
+    encoded: Encoded  # what is on the air
 
     @cached_property
     def inner(self) -> Tensor:
         """The Gram matrix, all the uplink needs to know; worked out if it asks."""
-        return gram(self.updates, self.before.previous)
+        return gram(self.updates, self.before.memory.get(REMEMBERED, self.before.previous))
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class RoundResult:
     after: ServerState
     accuracy: Tensor  # [run] on the test set; NaN if it was not asked for
     loss: Tensor  # [run] likewise
+    accuracy_averaged: Tensor  # [run] likewise, of the mean of the models; NaN if none is kept
 
     @cached_property
     def bias(self) -> Tensor:
@@ -52,21 +53,30 @@ class RoundResult:
         return gradient_bias(self.sent.updates, self.arrived)
 
 
-Deliver = Callable[[Sent], Tensor]  # plays a round's slots: who delivered, [run, client] bool
+Deliver = Callable[[Sent], Tensor]
+"""Plays a round's slots: who delivered, [run, client] bool; or, for `learning.count_partial`, the
+share of its bits that each client delivered, float, 1 for all."""
 
 
 def send(models: Models, state: ServerState, number: int) -> Sent:
     """The first half: local training and encoding (paper: eq. 4 to 6)."""
     updates = models.train(state, number)
-    codec, name = models.lead.codec, models.lead.config.codec
-    return Sent(number, state, updates, encoded(codec, name, updates))
+    wire, residual = models.lead.wire, state.memory.get(ERROR_FEEDBACK)
+    keys = None if wire.lossless else models.codec_keys(number)
+    return Sent(number, state, updates, wire.encode(updates, residual, keys))
 
 
 def receive(models: Models, sent: Sent, delivered: Tensor) -> tuple[ServerState, Updates]:
     """The second half: decode what arrived and average it (paper: eq. 7 and 8)."""
-    codec, name = models.lead.codec, models.lead.config.codec
-    received = decoded(codec, name, sent.updates, sent.encoded)
-    return models.lead.average(sent.before, received, delivered), received
+    wire, memory = models.lead.wire, dict(sent.before.memory)
+    delivered = delivered.to(sent.updates.finite.device)
+    received, counted = wire.decode(sent.updates, sent.encoded, delivered), wire.counted(delivered)
+    residual = memory.pop(ERROR_FEEDBACK, None)
+    after = models.lead.average(replace(sent.before, memory=memory), received, counted)
+    if residual is not None:
+        left = left_over(residual, sent.updates, received, counted & received.finite)
+        after = replace(after, memory={**after.memory, ERROR_FEEDBACK: left})
+    return after, received
 
 
 def federated_round(
@@ -84,12 +94,13 @@ def federated_round(
     delivered = deliver(sent)
     after, received = receive(models, sent, delivered)
     tell("evaluation")
+    accuracy = loss = of_mean = torch.full_like(sent.updates.loss[:, 0], torch.nan)
     if test:
         accuracy, loss = models.lead.evaluate(after)
-    else:
-        accuracy = loss = torch.full_like(sent.updates.loss[:, 0], torch.nan)
-    arrived = delivered & received.finite
-    return RoundResult(sent, arrived, received, after, accuracy, loss)
+        if (mean := models.lead.averaged(after)) is not None:
+            of_mean, _ = models.lead.evaluate(mean)
+    arrived = models.lead.wire.counted(delivered) & received.finite
+    return RoundResult(sent, arrived, received, after, accuracy, loss, of_mean)
 
 
 def random_delivery(seeds: Sequence[int], clients: int, count: int | None) -> Deliver:

@@ -11,6 +11,7 @@ from scipy.special import j0
 from fedfade.radio.microcell import LIGHT_MPS, path_loss_db
 from fedfade.radio.recording import Recording
 from fedfade.radio.statistics import gain_statistics
+from fedfade.shown import drawn
 
 _FILES = ("#2471a3", "#c0392b")
 _BANDS = ("#1b4f72", "#e67e22", "#17a589", "#c0392b", "#8e44ad", "#7f8c8d")
@@ -43,7 +44,7 @@ def _gain_over_time(axes: Any, recording: Recording, drop: int) -> None:
     axes.set_prop_cycle(color=_BANDS)
     lines = axes.plot(ms[:-1], _db(gain), linewidth=1.1)
     axes.axhline(0, color="0.4", linewidth=0.8, linestyle=":")
-    axes.set(title=f"{recording.name}: drop {drop}", xlabel="time (ms)", ylabel="gain (dB)")
+    axes.set(title=f"{drawn(recording.name)}: drop {drop}", xlabel="time (ms)", ylabel="gain (dB)")
     axes.set(xlim=(0, ms[-1]), ylim=(-32, 10))
     labels = [f"sub-band {band}" for band in range(gain.shape[1])]
     axes.legend(lines, labels, ncols=4, loc="lower center", framealpha=0.9, fontsize="small")
@@ -56,7 +57,7 @@ def _slot_correlation(axes: Any, recordings: Sequence[Recording]) -> None:
         found = gain_statistics(recording.gain, tuple(lags[1:])).autocorrelation
         ms = np.array(lags) * 1e3 * _number(recording.metadata, "slot_s", 0.002)
         values = [1.0, *found.values()]
-        axes.plot(ms, values, "o-", color=colour, markersize=3.5, label=recording.name)
+        axes.plot(ms, values, "o-", color=colour, markersize=3.5, label=drawn(recording.name))
         longest_ms = max(longest_ms, float(ms[-1]))
     speed, carrier = (recordings[0].metadata.get(k) for k in ("speed_mps", "carrier_hz"))
     if isinstance(speed, int | float) and isinstance(carrier, int | float):
@@ -74,7 +75,7 @@ def _band_correlation(axes: Any, recordings: Sequence[Recording]) -> None:
         found = gain_statistics(recording.gain).band_correlation
         values = [1.0, *found.values()]
         steps = np.arange(len(values)) + (i - (len(recordings) - 1) / 2) * width
-        bars = axes.bar(steps, values, width * 0.92, color=colour, label=recording.name)
+        bars = axes.bar(steps, values, width * 0.92, color=colour, label=drawn(recording.name))
         axes.bar_label(bars, [f"{v:.2f}" for v in values], fontsize="small", padding=2)
         most = max(most, len(found))
     axes.set(title="correlation between sub-bands", xlabel="sub-bands apart")
@@ -88,7 +89,7 @@ def _distribution(axes: Any, recordings: Sequence[Recording]) -> None:
         sorted_db = np.sort(_db(recording.gain).ravel())
         below = np.searchsorted(sorted_db, levels, side="right") / len(sorted_db)
         below = np.where(below > 0, below, np.nan)
-        axes.semilogy(levels, below, color=colour, linewidth=1.8, label=recording.name)
+        axes.semilogy(levels, below, color=colour, linewidth=1.8, label=drawn(recording.name))
     rayleigh = -np.expm1(-(10.0 ** (levels / 10)))
     axes.semilogy(levels, rayleigh, color="0.2", linewidth=1, linestyle="--", label="Rayleigh")
     axes.set(title="distribution", xlabel="gain (dB)", ylabel="share of gains below")
@@ -102,7 +103,7 @@ def _maps(figure: Any, panels: Sequence[Any], recordings: Sequence[Recording]) -
     low, high = np.percentile(np.concatenate(known), [2, 98]) if known else (-1.0, 1.0)
     shown = None
     for axes, recording in zip(panels, recordings, strict=True):
-        axes.set_title(f"{recording.name}: the cell")
+        axes.set_title(f"{drawn(recording.name)}: the cell")
         position, gain_db = recording.position, recording.large_scale_gain_db
         if position is None or gain_db is None:
             axes.text(0.5, 0.5, "no positions in this file", ha="center", transform=axes.transAxes)
@@ -125,7 +126,7 @@ def _gain_over_distance(axes: Any, recordings: Sequence[Recording]) -> None:
     for recording, colour in zip(recordings, _FILES, strict=False):
         if recording.position is not None and recording.large_scale_gain_db is not None:
             distance, gain = np.hypot(*recording.position.T), recording.large_scale_gain_db
-            axes.scatter(distance, gain, s=8, alpha=0.5, color=colour, label=recording.name)
+            axes.scatter(distance, gain, s=8, alpha=0.5, color=colour, label=drawn(recording.name))
     if not axes.collections:
         return
     if carrier_hz := _number(recordings[0].metadata, "carrier_hz", 0):

@@ -1,21 +1,21 @@
 """Impulse responses from elsewhere (QuaDRiGa, Sionna, a channel sounder) as traces.
 
 A file holds `coefficients`, complex [drop, path, slot], and `delays` in seconds, [drop, path, slot]
-or [drop, path]. The names the tools themselves use are understood too (see `_NAMES`), antenna
-axes of length one are dropped, and a single drop may leave out its axis.
+or [drop, path]. The names and layouts of the tools themselves are understood too (see `_NAMES` and
+`_LAYOUTS`); where a shape could mean several things, the user has to say which.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fedfade.config import RadioConfig
-from fedfade.errors import UserError
+from fedfade.errors import UserError, not_allowed
 from fedfade.radio.matfile import BrokenMat, TooLarge, read_mat
 from fedfade.radio.response import frequency_offsets
-from fedfade.storage import read_bytes, read_npz
+from fedfade.storage import most_unpacked, read_bytes, read_npz
 
 MAX_BYTES = 4 * 2**30
 """No array of an impulse-response file may be larger."""
@@ -24,12 +24,21 @@ _NAMES = {
     "coefficients": ("coefficients", "coeff", "coeffs", "h", "a"),
     "delays": ("delays", "delay", "tau", "taus"),
 }
+_AXES = ("drop", "path", "slot", "antenna")
+_LAYOUTS = {
+    3: ("drop", "path", "slot"),
+    4: ("antenna", "antenna", "path", "slot"),  # QuaDRiGa
+    # Sionna: batch, receivers and transmitters, each with antennas.
+    7: ("drop", "drop", "antenna", "drop", "antenna", "path", "slot"),
+}
 _KNOWN = tuple(name for names in _NAMES.values() for name in names)
 
 
-def read_impulse_responses(path: Path | str) -> tuple[np.ndarray, np.ndarray]:
+def read_impulse_responses(
+    path: Path | str, axes: str | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Coefficients [drop, path, slot] and delays in seconds of a `.mat` (up to version 7) or
-    `.npz`; delays that stay are [drop, path, 1]."""
+    `.npz`; delays that stay are [drop, path, 1]. `axes` names those of the file's coefficients."""
     path = Path(path)
     if path.suffix == ".mat":
         arrays = _read_mat(path)
@@ -37,8 +46,12 @@ def read_impulse_responses(path: Path | str) -> tuple[np.ndarray, np.ndarray]:
         arrays = read_npz(path, _KNOWN, MAX_BYTES)
     else:
         raise UserError(f"{str(path)!r} is neither a .mat nor a .npz file.")
-    coefficients = _drop_path_slot(_pick(arrays, "coefficients", path), path)
-    delays = _matching_delays(_pick(arrays, "delays", path), coefficients.shape, path)
+    coefficients, delays = (_pick(arrays, wanted, path) for wanted in _NAMES)
+    if 0 in coefficients.shape:
+        raise UserError(f"'coefficients' in {str(path)!r} has shape {list(coefficients.shape)}.")
+    named = _axes(axes, coefficients, delays, path)
+    delays = _matching_delays(delays, coefficients.shape, named, path)
+    coefficients = _drop_path_slot(coefficients, named)
     if not (np.all(np.isfinite(coefficients)) and np.all(np.isfinite(delays))):
         raise UserError(f"{str(path)!r} holds NaN or infinity in its coefficients or delays.")
     if np.any(delays < 0) or np.any(delays > 1e-3):
@@ -91,25 +104,54 @@ def _pick(arrays: Mapping[str, np.ndarray], wanted: str, path: Path) -> np.ndarr
     raise UserError(f"{str(path)!r} is no impulse response: {missing}.")
 
 
-def _drop_path_slot(array: np.ndarray, path: Path) -> np.ndarray:
-    """Coefficients as [drop, path, slot]: other axes, of antennas, must have length one."""
-    drops = [extent for extent in array.shape[:-2] if extent != 1]
-    if array.ndim < 2 or len(drops) > 1 or 0 in array.shape:
-        found = f"'coefficients' in {str(path)!r} has shape {list(array.shape)}"
-        raise UserError(f"{found}: [drop, path, slot] is needed.")
-    return array.reshape(math.prod(drops), *array.shape[-2:])
+def _axes(given: str | None, coefficients: np.ndarray, delays: np.ndarray, path: Path) -> list[str]:
+    """What each axis of the coefficients is: as told, or by a layout that leaves no doubt."""
+    shape = coefficients.shape
+    if given is not None:
+        axes = [name.strip() for name in given.split(",")]
+        once = axes.count("path") == 1 and axes.count("slot") <= 1
+        if not once or not set(axes) <= set(_AXES) or len(axes) != len(shape):
+            of = f"of {', '.join(_AXES)}: path once and slot at most once"
+            each = f"a name for each of the {len(shape)} axes {list(shape)}"
+            raise not_allowed("--axes", given, f"{each}, {of}")
+        return axes
+    axes = ["antenna"] * (len(shape) - 2) + ["path", "slot"]
+    if len(shape) in _LAYOUTS:
+        axes = list(_LAYOUTS[len(shape)])
+    several = (n > 1 for n, name in zip(shape, axes, strict=False) if name == "antenna")
+    # Two axes may as well be drops and paths, unless there is one delay a path.
+    if len(shape) < 2 or any(several) or (len(shape) == 2 and delays.size != shape[0]):
+        found = f"'coefficients' in {str(path)!r} has shape {list(shape)}"
+        raise UserError(f"{found}: [drop, path, slot], or say what is what with --axes.")
+    return axes
 
 
-def _matching_delays(delays: np.ndarray, shape: tuple[int, ...], path: Path) -> np.ndarray:
-    """Delays as [drop, path, slot] or [drop, path, 1]."""
+def _drop_path_slot(array: np.ndarray, axes: Sequence[str]) -> np.ndarray:
+    """Drops of all kinds one after the other, the first antenna; a slot if there is no axis."""
+    array = array[tuple(0 if name == "antenna" else slice(None) for name in axes)]
+    left = [name for name in axes if name != "antenna"]
+    array = array.transpose(sorted(range(len(left)), key=lambda axis: _AXES.index(left[axis])))
+    drops = left.count("drop")
+    paths = array.shape[drops]
+    return array.reshape(math.prod(array.shape[:drops]), paths, math.prod(array.shape[drops + 1 :]))
+
+
+def _matching_delays(
+    delays: np.ndarray, shape: tuple[int, ...], axes: Sequence[str], path: Path
+) -> np.ndarray:
+    """Delays as [drop, path, slot] or [drop, path, 1]: they may lack the axes of slots, antennas or
+    both, and any of length one."""
     if delays.dtype.kind == "c":
         raise UserError(f"'delays' in {str(path)!r} are complex; real seconds are needed.")
-    squeezed, drop_path = delays.squeeze(), shape[:2]
-    for allowed in (shape, (*drop_path, 1)):
-        if squeezed.shape == tuple(extent for extent in allowed if extent != 1):
-            return squeezed.reshape(allowed)
+    extents = list(zip(axes, shape, strict=True))
+    allowed = []
+    for lacking in ((), ("slot",), ("antenna",), ("antenna", "slot")):
+        names, sizes = zip(*((name, n) for name, n in extents if name not in lacking), strict=True)
+        if delays.squeeze().shape == tuple(n for n in sizes if n != 1):
+            return _drop_path_slot(delays.reshape(sizes), names)
+        allowed += [str(list(sizes))] * (str(list(sizes)) not in allowed)
     found = f"'delays' in {str(path)!r} have shape {list(delays.shape)}"
-    raise UserError(f"{found}: {list(shape)} or {list(drop_path)} belongs to these coefficients.")
+    raise UserError(f"{found}: {' or '.join(allowed)} belongs to these coefficients.")
 
 
 def _read_mat(path: Path) -> dict[str, np.ndarray]:
@@ -121,9 +163,10 @@ def _read_mat(path: Path) -> dict[str, np.ndarray]:
         arrays, names = read_mat(content, set(_KNOWN), MAX_BYTES)
     except TooLarge as error:
         large = f"{str(error)!r} in {file} is too large"
-        raise UserError(f"{large}: at most {MAX_BYTES} bytes are read.") from None
+        most = min(MAX_BYTES, most_unpacked(len(content)))
+        raise UserError(f"{large}: at most {most} bytes of this file are read.") from None
     except BrokenMat as error:
-        broken = f"{file} is not an intact .mat file of versions 5 to 7 ({error})."
+        broken = f"{file} is not an intact .mat file of versions 4 to 7 ({error})."
         raise UserError(broken) from None
     # Names of the rest are only to say what is in there instead.
     return arrays or {name: np.array("") for name in names}

@@ -1,10 +1,10 @@
-"""Numeric arrays of MATLAB files, versions 5 to 7, without trusting a single length in them.
+"""Numeric arrays of MATLAB files, versions 4 to 7, without trusting a single length in them.
 
-A file is a header of 128 bytes and then elements: tag (type, length), data, padded to 8 bytes. An
-array is an element of type 14 whose own elements are flags, extents, name, real and imaginary
-part; a compressed element (type 15) unpacks to one. Only named numeric arrays are unpacked, and
-nothing is allocated that the bytes in the file do not fill. SciPy's reader is no substitute: some
-damaged files end it, and Python with it, in a segmentation fault.
+From version 5 on a file is a header of 128 bytes and then elements: tag (type, length), data,
+padded to 8 bytes. An array is an element of type 14 whose own elements are flags, extents, name,
+real and imaginary part; a compressed element (type 15) unpacks to one. Only named numeric arrays
+are unpacked, and nothing is allocated that the bytes in the file do not fill. SciPy's reader is no
+substitute: some damaged files end it, and Python with it, in a segmentation fault.
 """
 
 import math
@@ -14,8 +14,11 @@ from itertools import islice
 
 import numpy as np
 
+from fedfade.storage import most_unpacked
+
 _NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8"}
 _NUMBERS |= {13: "u8"}
+_NUMBERS_4 = {0: "f8", 1: "f4", 2: "i4", 3: "i2", 4: "u2", 5: "u1"}
 _MATRIX, _COMPRESSED = 14, 15
 _NUMERIC_CLASSES = range(6, 16)  # double, single, and the integers
 _COMPLEX = 0x08
@@ -39,10 +42,11 @@ def read_mat(
     content: bytes, wanted: Set[str], max_bytes: int
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """The numeric arrays of `wanted` by name, and the names of everything in the file."""
-    _require(content[126:128] in (b"IM", b"MI"), "no header")
+    if content[126:128] not in (b"IM", b"MI"):
+        return _read_version_4(memoryview(content), wanted)
     order = "<" if content[126:128] == b"IM" else ">"
     arrays: dict[str, np.ndarray] = {}
-    names = []
+    names, room = [], min(max_bytes, most_unpacked(len(content)))
     for kind, data in _elements(memoryview(content)[128:], order):
         if kind not in (_MATRIX, _COMPRESSED):
             continue
@@ -52,12 +56,39 @@ def read_mat(
             continue
         inside = data
         if kind == _COMPRESSED:
-            unpacked = _unpack(data, max_bytes + 4096, order)
-            if len(unpacked) == max_bytes + 4096:
+            unpacked = _unpack(data, room + 1, order)
+            room -= len(unpacked)
+            if room < 0:
                 raise TooLarge(name)
             _, inside = next(_elements(unpacked, order))
         if (array := _array(inside, order, max_bytes)) is not None:
             arrays[name] = array
+    return arrays, names
+
+
+def _read_version_4(data: memoryview, wanted: Set[str]) -> tuple[dict[str, np.ndarray], list[str]]:
+    """No header; matrices one after another: five numbers, a name, real and imaginary part."""
+    arrays: dict[str, np.ndarray] = {}
+    names: list[str] = []
+    while data or not names:
+        _require(len(data) >= 20, "no header")
+        order = "<" if int.from_bytes(data[:4], "little") < 1000 else ">"
+        kind, rows, columns, imaginary, length = np.frombuffer(data[:20], f"{order}i4").tolist()
+        machine, (precision, matrix) = kind // 1000, divmod(kind % 1000, 10)
+        _require(machine == (order == ">") and precision in _NUMBERS_4, "no header")
+        _require(matrix in (0, 1, 2) and imaginary in (0, 1), "no header")
+        _require(min(rows, columns) >= 0 and 0 < length <= 256, "extents that make no shape")
+        dtype = np.dtype(order + _NUMBERS_4[precision])
+        count = rows * columns * (1 + imaginary)
+        end = 20 + length + count * dtype.itemsize
+        _require(end <= len(data), "an array longer than the file")
+        names.append(bytes(data[20 : 19 + length]).decode("latin1"))
+        if names[-1] in wanted and matrix == 0:
+            parts = np.frombuffer(data[20 + length : end], dtype).astype(dtype.newbyteorder("="))
+            real, *rest = np.split(parts, 1 + imaginary)
+            values = real + 1j * rest[0] if rest else real
+            arrays[names[-1]] = values.reshape((rows, columns), order="F")
+        data = data[end:]
     return arrays, names
 
 
@@ -99,7 +130,7 @@ def _name(data: memoryview, order: str) -> str:
 
 def _array(data: memoryview, order: str, max_bytes: int) -> np.ndarray | None:
     """A full numeric array; None for structures, texts and the like."""
-    parts = list(_elements(data, order))  # flags, extents, name, real and imaginary part
+    parts = list(islice(_elements(data, order), 5))  # flags, extents, name, real and imaginary part
     _require(len(parts) >= 3 and len(parts[0][1]) == 8, "an array without flags")
     bits = int(np.frombuffer(parts[0][1], f"{order}u4")[0])
     if bits & 0xFF not in _NUMERIC_CLASSES:

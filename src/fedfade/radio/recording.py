@@ -84,14 +84,15 @@ def sample_drops(
 
 
 def import_drops(
-    path: Path | str, radio: RadioConfig, told: Collection[str] = ()
+    path: Path | str, radio: RadioConfig, told: Collection[str] = (), axes: str | None = None
 ) -> dict[str, np.ndarray]:
     """Impulse responses of a file as gains in the same layout.
 
     `told`: the fields of `radio` that somebody knows to hold for this file. All others but those
-    the responses are sampled by are a preset's, and the metadata do not claim them.
+    the responses are sampled by are a preset's, and the metadata do not claim them. `axes`: what
+    those of the coefficients are, where their shape leaves doubt.
     """
-    gain, mean = sampled_gains(*read_impulse_responses(path), radio)
+    gain, mean = sampled_gains(*read_impulse_responses(path, axes), radio)
     metadata = {
         "imported_from": Path(path).name,
         **dict(zip(("drops", "slots", "subbands"), gain.shape, strict=True)),

@@ -18,6 +18,10 @@ from fedfade.radio.cell import LargeScale
 from fedfade.randomness import fold, integers
 from fedfade.storage import read_npz
 
+MAX_GAIN = 1e10
+"""No fading is 100 dB above its mean, and sums of such gains stay within what float32 can hold."""
+
+_LEAST_MEAN = 0.5  # far beyond the chance of a few drops
 _CENTRE, _AVERAGE = "small_scale_gain", "small_scale_gain_bandavg"
 
 
@@ -61,6 +65,13 @@ def load_traces(radio: RadioConfig) -> Tensor:
             if held < (wanted := getattr(radio, field)):
                 asked = f"radio.{field} = {wanted} is not allowed with {str(file)!r}"
                 raise UserError(f"{asked}: it holds {held} {what}.")
+        # Large-scale gains come from the cell: what else is in the file would count twice.
+        if not _LEAST_MEAN <= (mean := float(gain.mean(dtype=np.float64))) <= 1 / _LEAST_MEAN:
+            found = (
+                f"radio.traces = {str(file)!r} is not allowed: its gains have a mean of {mean:.3g}"
+            )
+            wanted = "small-scale gains have one of 1 (an array 'xpr_gain' [drop] divides them)"
+            raise UserError(f"{found}, but {wanted}.")
         parts.append(torch.from_numpy(gain[:, : radio.slots, : radio.subbands]))
     return torch.cat(parts)
 
@@ -101,4 +112,6 @@ def read_gains(path: Path | str, average: bool = False) -> np.ndarray:
             raise UserError(f"{found} NaN or infinity (first in drop {drop}).")
         if np.any(gain < 0):
             raise UserError(f"{found} negative power gains.")
+        if np.any(gain > MAX_GAIN):
+            raise UserError(f"{found} power gains above {MAX_GAIN:g}, and their mean is to be 1.")
     return arrays[wanted]

@@ -1,16 +1,24 @@
 """`fedfade reproduce`: every figure of the paper, and its claims judged. `fedfade ladder`: what is
-a bit of channel knowledge worth?"""
+a bit of channel knowledge worth? `fedfade levers`: allocation, compression or aggregation?"""
 
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from fedfade.commands.options import SetOption, stopping_cleanly, time_left, with_fields
+from fedfade.commands.options import (
+    PlainConsole,
+    SetOption,
+    echo,
+    stopping_cleanly,
+    tell_idle,
+    time_left,
+    with_fields,
+)
 
+_ROUNDS = "rounds played of each, spread over run.rounds"
 DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu or cuda")]
 
 
@@ -23,9 +31,15 @@ def reproduce(
     preset: Annotated[
         str, typer.Option(help="the training cell: paper, ring, or a .yaml")
     ] = "paper",
-    seeds: Annotated[int | None, typer.Option(help="training and evaluation seeds")] = None,
-    rounds: Annotated[int | None, typer.Option(help="federated rounds")] = None,
-    episodes: Annotated[int | None, typer.Option(help="training episodes")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="training and evaluation seeds", show_default="the scale's")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="federated rounds", show_default="the scale's")
+    ] = None,
+    episodes: Annotated[
+        int | None, typer.Option(help="training episodes", show_default="the scale's")
+    ] = None,
     epoch_rounds: Annotated[
         int | None, typer.Option(min=1, help="federated rounds of part epochs")
     ] = None,
@@ -78,20 +92,21 @@ def reproduce(
     begin = time.monotonic()
 
     def say(text: str) -> None:
-        typer.echo(f"{time.monotonic() - begin:6.0f} s  {text}")
+        echo(f"{time.monotonic() - begin:6.0f} s  {text}")
 
     folder = out or Path("runs") / f"reproduce-{scale}"
     grid = {"epoch_rounds": epoch_rounds}
     search = paper.Search(readings, tuple(only or ()), together)
     base = load_config(preset, changes)
+    tell_idle(preset, load_config(preset, with_fields(overrides, fields)))
     setting = paper.checked_setting(folder, base, scale, grid, say, search)
     with stopping_cleanly(f"the same command continues in {folder}"):
         page = paper.reproduce(setting, paper.ALL if part == "all" else [part], redraw)
     if part == "readings":
-        typer.echo(f"table: {folder / 'readings' / 'readings.md'}")
+        echo(f"table: {folder / 'readings' / 'readings.md'}")
         return
-    typer.echo(page)
-    typer.echo(f"claims: {folder / 'claims.md'}")
+    echo(page)
+    echo(f"claims: {folder / 'claims.md'}")
 
 
 def ladder(
@@ -101,9 +116,12 @@ def ladder(
     out: Annotated[
         Path | None, typer.Option(help="folder; runs/ladder-PRESET if not given")
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="seeds played in every cell")] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help="seeds played in every cell", show_default="the scale's"),
+    ] = None,
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="rounds played of each, spread over run.rounds")
+        int | None, typer.Option(min=1, help=_ROUNDS, show_default="the scale's")
     ] = None,
     checkpoint: Annotated[
         list[str] | None,
@@ -150,9 +168,54 @@ def ladder(
     shown = Table("m/s", *over_cells.columns, box=None, header_style="bold")
     for speed, uploads in over_cells.iterrows():
         shown.add_row(f"{speed:g}", *(f"{value:.2f}" for value in uploads))
-    console = Console()
+    console = PlainConsole()
     if not console.is_terminal:
         console.width = 130  # a file or pipe has no width of its own
     console.print("uploads per round, mean over cells, best policy without learning on each rung:")
     console.print(shown)
-    typer.echo(f"tables: {folder / 'ladder.md'}")
+    echo(f"tables: {folder / 'ladder.md'}")
+
+
+def levers(
+    scale: Annotated[str, typer.Option(help="paper, or small: minutes on two cores")] = "paper",
+    only: Annotated[
+        list[str] | None, typer.Option(help="this part alone (repeatable); all if not given")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="folder; runs/levers-SCALE if not given")] = None,
+    seeds: Annotated[int | None, typer.Option(help="seeds of every run")] = None,
+    rounds: Annotated[int | None, typer.Option(help="federated rounds")] = None,
+    device: DeviceOption = None,
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, tf32 (CUDA) or bf16 (local training)")
+    ] = None,
+    data_dir: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
+    overrides: SetOption = None,
+) -> None:
+    """Allocation, codec and server rule over the load; the same command goes on where it stopped.
+
+    Parts are paper, heavy, payload, clients and order.
+    """
+    from fedfade.device import pick_device
+    from fedfade.experiments.run_folder import provenance
+    from fedfade.storage import folder_lock, write_json
+    from fedfade.studies.frames import write_frame
+    from fedfade.studies.levers import page, plan, runs
+
+    fields = {"learning.data_dir": data_dir, "run.seeds": seeds, "run.rounds": rounds}
+    fields |= {"run.device": device, "run.precision": precision}
+    asked = plan.load_levers(scale, only or (), with_fields(overrides, fields))
+    folder = out or Path("runs") / f"levers-{scale}"
+    with stopping_cleanly(f"the same command continues in {folder}"), folder_lock(folder):
+        base = asked.parts[0].base
+        write_json(folder / "levers.json", provenance(base, pick_device(base.run.device)))
+        planned = runs.planned_runs(asked, folder)
+        with time_left("rounds", sum(run.config.run.rounds for run in planned)) as tell:
+            rows = runs.played(asked, planned, tell)
+        table, curve = runs.ends(rows), runs.curves(rows)
+        claims, lines = runs.judged(asked, table), runs.summary(asked, table, curve)
+        for name, frame in (("seeds", table), ("curves", curve), ("claims", claims)):
+            write_frame(folder / f"{name}.csv", frame)
+        write_frame(folder / "levers.csv", lines)
+        page.write_page(asked, folder, lines, curve, claims)
+    echo(page.page(asked, lines, claims))
+    echo(f"tables: {folder / 'levers.md'}")

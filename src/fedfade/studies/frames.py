@@ -12,6 +12,7 @@ from pandas import DataFrame, Series
 from fedfade.config import Config
 from fedfade.errors import UserError
 from fedfade.experiments import Row
+from fedfade.shown import cell, from_cell, marked
 from fedfade.storage import read_bytes, write_text
 
 _TEXT = ("policy", "winner", "next", "training", "cell", "rung", "learned", "hidden", "reading")
@@ -25,7 +26,7 @@ def write_frame(path: Path, frame: DataFrame) -> None:
         whole = value.is_integer() and abs(value) < 2**53  # seeds have more than six digits
         return f"{value:.0f}" if whole else f"{value:.6g}"
 
-    write_text(path, frame.to_csv(index=False, lineterminator="\n", float_format=digits))
+    write_text(path, frame.map(cell).to_csv(index=False, lineterminator="\n", float_format=digits))
 
 
 def read_frame(path: Path) -> DataFrame:
@@ -43,9 +44,11 @@ def read_frame(path: Path) -> DataFrame:
 
 def _parsed(column: Series) -> Series:
     try:
-        return column if column.name in _TEXT else column.replace("", "nan").astype(float)
+        if column.name not in _TEXT:
+            return column.replace("", "nan").astype(float)
     except ValueError:
-        return column
+        pass
+    return column.map(from_cell)
 
 
 def kept(path: Path, compute: Callable[[], DataFrame]) -> DataFrame:
@@ -73,7 +76,12 @@ def means(frame: DataFrame, group: str, field: str) -> Series:
 
 def markdown(headings: Sequence[object], rows: Iterable[Iterable[object]]) -> str:
     """A Markdown table."""
-    head, *lines = (f"| {' | '.join(map(str, row))} |" for row in (headings, *rows))
+
+    def line(row: Iterable[object]) -> str:
+        cells = (marked(str(value)).replace("|", r"\|") for value in row)
+        return f"| {' | '.join(cells)} |"
+
+    head, *lines = map(line, (headings, *rows))
     return "\n".join([head, f"|{'---|' * len(headings)}", *lines])
 
 

@@ -1,6 +1,11 @@
 """One round of uploads: slots, observations, reward, and the whole as an environment."""
 
-from fedfade.uplink.gradients import GradientSource, gradient_source, record_gradients
+from fedfade.uplink.gradients import (
+    GradientSource,
+    SyntheticGradients,
+    gradient_source,
+    record_gradients,
+)
 from fedfade.uplink.observation import (
     fill_observation,
     fill_state,
@@ -23,6 +28,7 @@ from fedfade.uplink.slot import (
     RewardWeights,
     Round,
     Scenario,
+    arrived,
     decode_action,
     hop,
     play_slot,

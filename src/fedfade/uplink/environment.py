@@ -105,8 +105,9 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
         from fedfade.uplink.round_so_far import pixels, round_so_far_figure
 
         episodes = self._episodes
-        share = 1.0 - episodes.progress.remaining_bits[0].numpy() / self.scenario.payload_bits
-        return pixels(round_so_far_figure(self._rate_bps, share.clip(0.0, 1.0), episodes.slot))
+        left = (episodes.progress.remaining_bits[0] / self.scenario.payload_bits).numpy()
+        share = (1.0 - left).clip(0.0, 1.0)
+        return pixels(round_so_far_figure(self._rate_bps, share, episodes.slot))
 
     def _check_render_mode(self) -> None:
         if self.render_mode not in (None, "rgb_array"):

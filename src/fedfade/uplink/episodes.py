@@ -17,6 +17,7 @@ from fedfade.uplink.rounds import Rounds
 from fedfade.uplink.slot import (
     Action,
     SlotResult,
+    arrived,
     decode_action,
     play_slot,
     slot_gain,
@@ -87,4 +88,4 @@ class Episodes:
         return min(self.slot, self.scenario.slots - 1) // self.scenario.hold_slots
 
     def _deliver(self) -> None:
-        self.rounds.deliver(self.number, self.progress.finished[:, None])
+        self.rounds.deliver(self.number, arrived(self.scenario, self.progress)[:, None])

@@ -13,7 +13,17 @@ from torch import Tensor
 
 from fedfade.config import Config
 from fedfade.errors import UserError, not_allowed
-from fedfade.learning import Federation, Models, Sent, ServerState, load_data, receive, send
+from fedfade.learning import (
+    Federation,
+    Models,
+    Payload,
+    Sent,
+    ServerState,
+    load_data,
+    payload_bits,
+    receive,
+    send,
+)
 from fedfade.randomness import fold, normal, streams
 from fedfade.storage import read_npz, write_npz
 
@@ -26,14 +36,14 @@ class GradientSource(Protocol):
     A source without a model has only `inner` to define.
     """
 
-    payload_bits: float
+    payload_bits: Payload
 
     def inner(self, seeds: Sequence[int], round: int) -> Tensor:
         """Gram matrices of a round's deviations, one for each task (its seed says which):
         [run, client, client]; round 0 starts new tasks."""
 
     def deliver(self, delivered: Tensor) -> None:
-        """End the round: these clients [run, client] are averaged."""
+        """End the round: these clients [run, client], or these shares of theirs, are averaged."""
         return
 
     def accuracy(self) -> Tensor | None:
@@ -53,14 +63,25 @@ class FederatedGradients(GradientSource):
     """Real FedAvg rounds in two halves, between which the agents play (paper: algorithm 1)."""
 
     def __init__(self, config: Config, device: torch.device | str = "cpu") -> None:
+        self._made_of = config, device
         data, precision = load_data(config.learning), config.run.precision
         self._federation = Federation(config.learning, data, device=device, precision=precision)
         self.payload_bits = self._federation.payload_bits
+        self._seeds: Sequence[int] = ()
         self._state: ServerState | None = None
         self._sent: Sent | None = None
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Copied and pickled as what it is made of and where it stands; its threads are not."""
+        stands = {"_seeds": self._seeds, "_state": self._state, "_sent": self._sent}
+        return FederatedGradients, self._made_of, stands
+
+    @property
+    def _models(self) -> Models:
+        return Models([(self._federation, self._seeds)])
+
     def inner(self, seeds: Sequence[int], round: int) -> Tensor:
-        self._models = Models([(self._federation, seeds)])
+        self._seeds = seeds
         if round == 0 or self._state is None:
             self._state = self._models.start()
         self._sent = send(self._models, self._state, round)
@@ -91,11 +112,17 @@ class SyntheticGradients(GradientSource):
     (docs/explanation/environment.md shows both).
     """
 
-    def __init__(self, config: Config, device: torch.device | str = "cpu") -> None:
-        if config.learning.payload_bits == "auto":
+    def __init__(
+        self,
+        config: Config,
+        device: torch.device | str = "cpu",
+        payload: Payload | None = None,
+    ) -> None:
+        """`payload`: what a federation with these settings was found to send."""
+        if payload is None and config.learning.payload_bits == "auto":
             allowed = "a number where there is no model to count"
             raise not_allowed("learning.payload_bits", "auto", allowed)
-        self.payload_bits = float(config.learning.payload_bits)
+        self.payload_bits = payload_bits(config.learning) if payload is None else payload
         self._clients = config.learning.clients
         self._device = torch.device(device)
 

@@ -81,7 +81,7 @@ def static_observation(
 
 def fill_observation(scenario: Scenario, blank: Tensor, progress: Progress) -> Tensor:
     """Write the progress into one slot's static observation, in place: [client, episode, width]."""
-    share = (progress.remaining_bits * (1.0 / scenario.payload_bits)).T[..., None]
+    share = (progress.remaining_bits * (1.0 / scenario.payload_bits)).float().T[..., None]
     start = 0
     for name in scenario.observe:
         part = parts.load_part(name)
@@ -95,7 +95,7 @@ def fill_observation(scenario: Scenario, blank: Tensor, progress: Progress) -> T
 def fill_state(scenario: Scenario, blank: Tensor, progress: Progress) -> Tensor:
     """Write the progress into one slot's static state, in place: [episode, width]."""
     where = slice(scenario.clients * (1 + scenario.bands), scenario.clients * (2 + scenario.bands))
-    share = progress.remaining_bits * (1.0 / scenario.payload_bits)
+    share = (progress.remaining_bits * (1.0 / scenario.payload_bits)).float()
     if scenario.ranked_state:
         share = share.gather(1, ranked_clients(blank, scenario.clients))
     blank[:, where] = share

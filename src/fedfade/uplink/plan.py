@@ -32,7 +32,7 @@ def ergodic_rate(snr: Tensor) -> Tensor:
 def expected_slots(scenario: Scenario, snr: Tensor, bits: Tensor | None = None) -> Tensor:
     """Slots a client alone on a sub-band needs for its bits, a payload if not given:
     [episode, client]."""
-    bits = torch.full_like(snr, scenario.payload_bits) if bits is None else bits
+    bits = torch.zeros_like(snr) + scenario.payload_bits if bits is None else bits
     bits_per_slot = ergodic_rate(snr) * scenario.bandwidth_hz * scenario.slot_s
     return bits / bits_per_slot.clamp(min=torch.finfo(torch.float32).tiny)
 
@@ -150,6 +150,7 @@ def reserve(
     remaining_bits: Tensor | None = None,
     choice: bool = True,
     hop: bool = True,
+    worth: Tensor | None = None,
 ) -> Reservation:
     """Serve as many clients as are likely to finish, shortest first, and share out what is left.
 
@@ -157,8 +158,10 @@ def reserve(
     cut sends at the end of one sub-band and at the beginning of the next, which never overlap.
     With `hop` all change sub-band every slot in step, so that nobody is left with a bad one. With
     `choice`, sub-bands that the row does not fill are dealt to those who send, weakest first.
+    With `worth` [episode, client], as much of it as is likely to finish, most per slot first; who
+    is not expected to finish alone on a sub-band comes last.
     """
-    whole = torch.full_like(snr, scenario.payload_bits)
+    whole = torch.zeros_like(snr) + scenario.payload_bits
     remaining_bits = whole if remaining_bits is None else remaining_bits
     choices = range(1, scenario.bands + 1 if choice else 2)
     rate = torch.stack([best_rate(snr, m, scenario.fading_shape) for m in choices], -1)
@@ -166,11 +169,15 @@ def reserve(
     alone = rate[..., 0].clamp(min=torch.finfo(torch.float32).tiny)
     slots = remaining_bits / alone  # [episode, client]
     order = shortest_first(scenario, slots, round_number)
+    if worth is not None:
+        per_slot = torch.where(slots <= scenario.slots, worth / slots, 0.0).gather(1, order)
+        order = order.gather(1, per_slot.argsort(dim=1, descending=True, stable=True))
     # From here on clients are in the order of service: [episode, place].
     needed = slots.gather(1, order)
     rate = rate.gather(1, order[..., None].expand(-1, -1, len(choices)))
     rate = rate / remaining_bits.gather(1, order).clamp(min=1.0)[..., None]  # payloads a slot
-    own = _row(scenario, _most_likely(scenario, needed, rate))
+    value = torch.ones_like(needed) if worth is None else worth.gather(1, order)
+    own = _row(scenario, _most_likely(scenario, needed, rate, value))
     mine = _deal(own) if choice else own
     rank = order.argsort(-1)
     place = rank[..., None, None].expand(mine.shape)
@@ -183,9 +190,9 @@ def reserve(
     return Reservation(bands, grace, sent, whole / alone, rank)
 
 
-def _most_likely(scenario: Scenario, needed: Tensor, rate: Tensor) -> Tensor:
+def _most_likely(scenario: Scenario, needed: Tensor, rate: Tensor, value: Tensor) -> Tensor:
     """Slots for each place [episode, place]: the first 1, 2, ... or N clients are served,
-    whichever lets most of them finish."""
+    whichever lets most of them finish, each counting its value [episode, place]."""
     place = torch.arange(needed.shape[1], device=needed.device)
     length = scenario.bands * scenario.slots
     most = needed.new_full((len(needed),), -1.0)
@@ -197,7 +204,7 @@ def _most_likely(scenario: Scenario, needed: Tensor, rate: Tensor) -> Tensor:
         own = _row(scenario, given)
         served = _deal(own) if rate.shape[-1] > 1 else own
         finish = likely_done(_payloads(served, rate).sum(-1))
-        likely = (finish * (place <= last)).sum(-1)
+        likely = (finish * value * (place <= last)).sum(-1)
         better = (spare[:, 0] >= 1.0) & (likely > most)
         most = torch.where(better, likely, most)
         kept = torch.where(better[:, None], given, kept)
@@ -240,7 +247,8 @@ def _row(scenario: Scenario, given: Tensor) -> Tensor:
     # Whole slots; a turn of at most T slots stays one. 1e-3 makes up for sums in float32.
     end = torch.floor(given.cumsum(-1) + 1e-3)
     start = torch.nn.functional.pad(end[..., :-1], (1, 0))[..., None, None]
-    end = end[..., None, None]
+    # A sum of floats may round a turn of T up to T + 1: nobody sends on two sub-bands at once.
+    end = torch.minimum(end[..., None, None], start + scenario.slots)
     slot = torch.arange(scenario.slots, device=given.device)[:, None]
     band = torch.arange(scenario.bands, device=given.device)
     at = band * scenario.slots + slot  # [slot, band] place in the row

@@ -27,6 +27,9 @@ class Rounds:
 
     Several federated tasks, one a seed, lie side by side: all their episodes are one batch of the
     uplink, those of the first task first.
+
+    A seed here is not the walk and fading that `fedfade compare` plays with it: these are kept
+    unseen. With `run.restart: same` and `run.repeat_fading: true` it is, bit by bit.
     """
 
     def __init__(
@@ -88,10 +91,11 @@ class Rounds:
             fading=self._fading(self._fades, batch, self._trajectory),
             inner=self._inner.repeat_interleave(self.episodes, 0),
             number=torch.full((played,), float(number), device=self.device),
+            age=torch.zeros(played, self.scenario.clients, device=self.device),
         )
 
     def deliver(self, batch: int, delivered: Tensor) -> None:
-        """The last episode decides who is averaged: delivered [task, episode, client]."""
+        """The last episode decides who is averaged: `arrived` [task, episode, client]."""
         tasks, clients = len(self.seeds), self.scenario.clients
         assert delivered.shape == (tasks, self.episodes, clients), delivered.shape
         if self.place(batch)[2] == self._batches - 1:

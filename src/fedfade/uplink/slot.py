@@ -4,14 +4,19 @@ The same step serves comparison, training, PettingZoo and Flower: given what is 
 the gains of this slot and everybody's action, it says what is left afterwards.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedfade.config import Config
+from fedfade.learning import Payload
 from fedfade.radio import dbm_to_w, delivered_bits, noise_w, rate_bps, sinr
+
+_SINGLE_BITS = 2**24
+"""float32 tells one bit from the next up to here. Of a larger payload it would lose bits slot by
+slot (0.2 % of 1e10, 12 % of 1e12), so what is left of one is counted in float64."""
 
 
 class RewardWeights(NamedTuple):
@@ -32,7 +37,8 @@ class Scenario:
     bands: int
     slots: int
     rounds: int
-    payload_bits: float
+    payload_bits: Payload
+    count_partial: bool  # what arrived of an unfinished upload counts
     bandwidth_hz: float
     slot_s: float
     noise_w: float
@@ -49,6 +55,13 @@ class Scenario:
     hop_subbands: bool  # the sub-bands agents see and choose are logical
     binary_power: bool  # agents send at full power or not at all
     ranked_state: bool  # clients stand in the state by rank instead of by number
+    remembers: bool  # the server takes the last update of those who do not deliver
+
+    counted_in: torch.dtype = field(init=False)  # what is left of a payload
+
+    def __post_init__(self) -> None:
+        large = bool((torch.as_tensor(self.payload_bits) > _SINGLE_BITS).any())
+        object.__setattr__(self, "counted_in", torch.float64 if large else torch.float32)
 
     @property
     def levels(self) -> int:
@@ -66,12 +79,18 @@ class Scenario:
         return -(-self.slots // self.hold_slots)
 
     @property
+    def mean_payload_bits(self) -> Payload:
+        """Over clients, where they differ."""
+        bits = self.payload_bits
+        return bits.mean() if isinstance(bits, Tensor) else bits
+
+    @property
     def device(self) -> torch.device:
         return self.power_w.device
 
 
 def scenario_from_config(
-    config: Config, payload_bits: float, device: torch.device | str = "cpu"
+    config: Config, payload_bits: Payload, device: torch.device | str = "cpu"
 ) -> Scenario:
     """The scenario a config describes; `payload_bits` because `auto` depends on the model."""
     radio, allocation = config.radio, config.allocation
@@ -85,7 +104,8 @@ def scenario_from_config(
         bands=radio.subbands,
         slots=radio.slots,
         rounds=config.run.rounds,
-        payload_bits=float(payload_bits),
+        payload_bits=payload_bits.to(device) if isinstance(payload_bits, Tensor) else payload_bits,
+        count_partial=config.learning.count_partial,
         bandwidth_hz=radio.bandwidth_hz,
         slot_s=radio.slot_s,
         noise_w=noise_w(radio),
@@ -102,6 +122,7 @@ def scenario_from_config(
         hop_subbands=config.qmix.hop_subbands,
         binary_power=config.qmix.power == "binary",
         ranked_state=config.qmix.state == "order",
+        remembers=config.learning.remembers,
     )
 
 
@@ -112,10 +133,12 @@ class Round(NamedTuple):
     fading: Tensor  # [episode, slot, client, band] small-scale power gain, unit mean
     inner: Tensor  # [episode, client, client] Gram matrix <d_n, d_n'> of the updates
     number: Tensor  # [episode] float, the federated round t
+    age: Tensor  # [episode, client] rounds since its update arrived last, or since the first round
 
     @property
     def deviation(self) -> Tensor:
-        """Estimated squared gradient deviation |g_{t-1} - g_n|^2: [episode, client]."""
+        """Estimated squared gradient deviation |g_{t-1} - g_n|^2, from the server's memory of the
+        client where it has one: [episode, client]."""
         return self.inner.diagonal(dim1=-2, dim2=-1)
 
 
@@ -164,7 +187,7 @@ def by_logical_band(round_: Round) -> Round:
 class Progress(NamedTuple):
     """What changes from slot to slot."""
 
-    remaining_bits: Tensor  # [episode, client]
+    remaining_bits: Tensor  # [episode, client], as `Scenario.counted_in` says
 
     @property
     def finished(self) -> Tensor:
@@ -180,8 +203,18 @@ class SlotResult(NamedTuple):
 
 def start_round(scenario: Scenario, episodes: int) -> Progress:
     """Everybody has the whole payload to send."""
-    whole = torch.full((episodes, scenario.clients), scenario.payload_bits, device=scenario.device)
-    return Progress(whole)
+    shape, dtype = (episodes, scenario.clients), scenario.counted_in
+    nothing = torch.zeros(shape, dtype=dtype, device=scenario.device)
+    return Progress(nothing + scenario.payload_bits)
+
+
+def arrived(scenario: Scenario, progress: Progress) -> Tensor:
+    """What counts of each client's upload: whether all of it has arrived, bool, or the share that
+    has, if a part counts: [episode, client]."""
+    if not scenario.count_partial:
+        return progress.finished
+    share = 1.0 - (progress.remaining_bits / scenario.payload_bits).float()
+    return torch.where(progress.finished, 1.0, share)
 
 
 def slot_gain(round_: Round, slot: int) -> Tensor:

@@ -9,11 +9,13 @@ from typing import Any
 from pandas import DataFrame
 
 from fedfade.radio import LIGHT_MPS
+from fedfade.shown import drawn
 from fedfade.storage import save_figure, write_text
 from fedfade.studies.frames import markdown, matching
 from fedfade.studies.ladder.played import fading_memory
 from fedfade.studies.ladder.rungs import OWN, Ladder
 from fedfade.studies.paper.charts import panels
+from fedfade.wording import counted
 
 _SHADES = ("#1f618d", "#28a745", "#cb4335", "#7d3c98", "#b7950b")  # one per speed, slowest first
 _MARKS = ("*", "D", "P", "X", "^", "v")  # one per training
@@ -36,8 +38,8 @@ def write_page(
     rounds = ", ".join(map(str, ladder.cells[0].rounds))
     text = [
         "# What a bit of channel knowledge buys",
-        f"Uploads per round of {config.learning.clients} clients, seeds {first} to {last}, rounds "
-        f"{rounds} of each; in brackets the standard error over seeds.",
+        f"Uploads per round of {counted(config.learning.clients, 'client')}, seeds {first} to "
+        f"{last}, rounds {rounds} of each; in brackets the standard error over seeds.",
         markdown(["rung", "knows, besides all above"], [[r.name, r.knows] for r in ladder.rungs]),
         "## Uploads: the best policy without learning on each rung",
         _wide(ladder, table),
@@ -83,7 +85,7 @@ def _figure(
             continue
         own, marks = (matching(some, cell=name) for some in (table, points))
         _draw(ladder, axes, own, marks, field)
-        axes.set_title(_title(ladder, name), loc="left", fontsize=10)
+        axes.set_title(drawn(_title(ladder, name)), loc="left", fontsize=10)
         axes.set_xticks(range(len(rungs)), rungs, rotation=60, ha="right", fontsize=8)
         below = place + columns
         axes.tick_params(labelbottom=below >= len(order) or order[below] is None)
@@ -130,7 +132,9 @@ def _draw(ladder: Ladder, axes: Any, table: DataFrame, points: DataFrame, field:
         known = name in _KNOWN
         mark = _KNOWN[name] if known else trainings[name]
         style = {"marker": mark, "ms": 10 if mark == "*" else 6, "ls": ""}
-        axes.plot([], [], color="black", label=name if known else f"{name} (learned)", **style)
+        axes.plot(
+            [], [], color="black", label=name if known else drawn(f"{name} (learned)"), **style
+        )
         edge = {} if known else {"mec": "black", "mew": 0.5}
         for speed, rung, value in own[["speed", "rung", field]].itertuples(index=False):
             x = rungs.index(rung) + 0.12 * (speeds.index(speed) - (len(speeds) - 1) / 2)

@@ -17,6 +17,7 @@ from fedfade.device import one_thread, pick_device
 from fedfade.errors import UserError
 from fedfade.experiments import Uplink, compare_many
 from fedfade.experiments.run_folder import mark
+from fedfade.learning import listed, payload_bits
 from fedfade.radio import gain_statistics
 from fedfade.studies.frames import StudyRun, kept, labelled, matching
 from fedfade.studies.ladder.rungs import FIRST_SEED, OWN, Agents, Ladder, LadderCell, as_trained
@@ -52,7 +53,8 @@ def file_name(cell: LadderCell, name: str, content: Sequence[str]) -> str:
     for field in ("device", "checkpoint_s", "precision", "evaluate_every"):
         del tree["run"][field]
     learning = cell.config.learning
-    digest = mark(tree, cell.rounds, learning.clients, learning.payload_bits, name, list(content))
+    bits = listed(payload_bits(learning))
+    digest = mark(tree, cell.rounds, learning.clients, bits, name, list(content))
     words = re.sub(r"[^A-Za-z0-9.+_-]+", "-", f"{cell.name} {cell.speed_mps:g} {name}".strip())
     return f"{words}-{digest}"
 
@@ -60,8 +62,8 @@ def file_name(cell: LadderCell, name: str, content: Sequence[str]) -> str:
 def _rounds(cell: LadderCell, device: torch.device) -> tuple[Uplink, Round]:
     """All rounds of a cell in one batch: [(seed, round)]."""
     config = cell.config
-    uplink = Uplink(config, float(config.learning.payload_bits), device)
     source = SyntheticGradients(config, device)
+    uplink = Uplink(config, source.payload_bits, device)
     inner = torch.stack([source.inner(uplink.seeds, number) for number in cell.rounds], 1)
     return uplink, uplink.rounds(cell.rounds)._replace(inner=inner.flatten(0, 1))
 

@@ -10,6 +10,7 @@ from fedfade.agents.curve import smoothed
 from fedfade.allocation import PERFECT
 from fedfade.errors import UserError
 from fedfade.experiments.figures import blank, colour, of_seeds, share_map, tidy
+from fedfade.shown import drawn
 from fedfade.studies.frames import matching
 from fedfade.studies.noise import TIE
 
@@ -59,7 +60,7 @@ def _curve(axes: Any, lines: DataFrame, shade: str, label: str, factor: float = 
     """Median and band against rounds."""
     x, low, middle, high = (lines[name].to_numpy() for name in ("round", "low", "median", "high"))
     style = "--" if label == PERFECT else "-"
-    axes.plot(x, factor * middle, style, color=shade, lw=1.6, label=label)
+    axes.plot(x, factor * middle, style, color=shade, lw=1.6, label=drawn(label))
     axes.fill_between(x, factor * low, factor * high, color=shade, alpha=0.13, lw=0)
     axes.xaxis.get_major_locator().set_params(integer=True)
 
@@ -102,7 +103,7 @@ def reward(lines: DataFrame, clients: int, title: str) -> Figure:
     upper.set_ylabel("reward of an episode")
     lower.set(xlabel="training episodes", ylabel=f"uploads a round, of {clients}")
     lower.set_ylim(bottom=0)
-    upper.set_title(f"{title}: {of_seeds(seeds, 'training seed')}", loc="left")
+    upper.set_title(f"{drawn(title)}: {of_seeds(seeds, 'training seed')}", loc="left")
     upper.legend(frameon=False, fontsize=9)
     return figure
 
@@ -147,7 +148,8 @@ def second_term(final: DataFrame, biases: DataFrame) -> Figure:
     for policy in order:
         shade, own = colour(policy, order), matching(final, policy=policy)
         _curve(left, matching(biases, policy=policy), shade, policy)
-        right.scatter(own["bias"], 100 * own["accuracy"], color=shade, s=34, label=policy, zorder=3)
+        style = {"color": shade, "s": 34, "label": drawn(policy), "zorder": 3}
+        right.scatter(own["bias"], 100 * own["accuracy"], **style)
     left.set_yscale("log")
     right.set_xscale("log")
     right.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -177,7 +179,7 @@ def bound_terms(terms: Mapping[str, DataFrame]) -> Figure:
             values = rows[field].abs() if field == "measured" else rows[field]
             shown = values.where(values > 0)  # nobody delivered, nothing changed
             axes.plot(rows["round"], shown, color=shade, ls=line, lw=1.5, label=label)
-        _label(axes, policy, "federated round", "")
+        _label(axes, drawn(policy), "federated round", "")
         axes.set_yscale("log")
     row[0].set_ylabel("terms of the bound")
     _legend_below(figure, row[0], 5)
@@ -201,7 +203,7 @@ def regimes(maps: Mapping[tuple[str, str], DataFrame]) -> Figure:
         _map(axes, cells, field, order)
         title = f"{titles[field]}: {titles[who]}"
         _label(axes, title, "mean SNR in dB", "spread of large-scale gain in dB")
-    handles = [Patch(color=colour(policy, order), label=policy) for policy in order]
+    handles = [Patch(color=colour(policy, order), label=drawn(policy)) for policy in order]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
     title = "Who wins where: margin over the next; ~ and pale: within the noise"
     figure.suptitle(title, fontsize=11)
@@ -241,7 +243,7 @@ def readings(summary: DataFrame, clients: int) -> Figure:
         x = ranked[f"uploads {policy}"]
         axes.scatter(x, places, color=colour(policy, shown), label=policy, **sizes)
     stars = ["* " if learned == "yes" else "" for learned in ranked["learned"]]
-    names = [star + name for star, name in zip(stars, ranked["reading"], strict=True)]
+    names = [star + drawn(name) for star, name in zip(stars, ranked["reading"], strict=True)]
     axes.set_yticks(places, names, fontsize=8)
     axes.grid(axis="x", alpha=0.25)
     axes.set_xlim(left=0)

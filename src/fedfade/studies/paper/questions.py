@@ -15,12 +15,12 @@ from scipy.stats import spearmanr
 
 from fedfade.agents import saved_curve
 from fedfade.allocation import PERFECT
-from fedfade.config import Config, QmixConfig, changed
+from fedfade.config import QmixConfig, changed
 from fedfade.device import pick_device
 from fedfade.experiments.comparison import bound_under
 from fedfade.experiments.figures import of_seeds
 from fedfade.experiments.run_folder import decisive, mark
-from fedfade.learning import Federation, class_counts, deal, load_data
+from fedfade.learning import class_counts, deal, load_data, payload_bits
 from fedfade.learning.plots import class_distribution
 from fedfade.studies.frames import curve_table, final_table, kept, markdown, matching
 from fedfade.studies.noise import Difference, paired
@@ -36,6 +36,7 @@ from fedfade.studies.paper.setting import (
     spread_out,
 )
 from fedfade.uplink.gradients import SyntheticGradients
+from fedfade.wording import counted
 
 HIDDEN: tuple[Hide, ...] = ("gradient", "fading")
 _POINTS = 300  # of a curve in the table; each is a mean over its episodes
@@ -62,10 +63,12 @@ def draw_partition(setting: Setting) -> charts.Drawn:
     first = lines.xs(seeds[0], level="seed").astype(int).groupby("alpha", sort=False)
     counts = {alpha: own.to_numpy() for alpha, own in first}
     learning = setting.base.learning
-    title = f"{learning.data}, {learning.clients} clients, seed {seeds[0]:.0f}"
+    title = f"{learning.data}, {counted(learning.clients, 'client')}, seed {seeds[0]:.0f}"
     shares = lines.div(lines.sum(axis=1), axis=0)
     spread = shares.std(axis=1, ddof=0).groupby("alpha", sort=False).mean()
-    text = f"Mean within-client standard deviation of class shares, {len(seeds)} seeds:\n\n"
+    text = (
+        f"Mean within-client standard deviation of class shares, {counted(len(seeds), 'seed')}:\n\n"
+    )
     text += markdown(["alpha", "deviation"], [[f"{a:g}", f"{s:.3f}"] for a, s in spread.items()])
     facts = {"share_std": {f"{alpha:g}": value for alpha, value in spread.items()}}
     return charts.Drawn(
@@ -113,7 +116,7 @@ def draw_reward(setting: Setting) -> charts.Drawn:
     ]
     heads = ["training seed", "first tenth", "best tenth", "last but one", "last", "uploads, last"]
     episodes = int(lines["episodes"].iloc[-1])
-    text = f"Mean reward of an episode by tenths of {episodes} episodes:\n\n"
+    text = f"Mean reward of an episode by tenths of {counted(episodes, 'episode')}:\n\n"
     facts = {"episodes": episodes, "seeds": seeds.to_dict("records")}
     return charts.Drawn(facts, text + markdown(heads, rows), {"reward": figure})
 
@@ -156,27 +159,19 @@ def _inputs(setting: Setting, hide: Sequence[Hide] = ()) -> DataFrame:
     numbers = spread_out(
         min(setting.grid.regime_rounds, setting.base.run.rounds), setting.base.run.rounds
     )
-    bits = payload_bits(setting.base)
-    config = changed(setting.base, {"allocation.hide": list(hide), "learning.payload_bits": bits})
+    bits = payload_bits(setting.base.learning)
+    config = changed(setting.base, {"allocation.hide": list(hide)})
 
     def play() -> DataFrame:
         device = pick_device(config.run.device)
         source, agents = (
-            SyntheticGradients(config, device),
+            SyntheticGradients(config, device, bits),
             dict(zip(setting.training_seeds, folders, strict=True)),
         )
         return trial.tried(config, seeds, numbers, source, trial.LOCAL_HEURISTICS, agents, device)
 
     name = mark(decisive(config), seeds, numbers, [*map(agents_mark, folders)])
     return kept(setting.out / "reward" / "runs" / f"inputs-{name}.csv", play)
-
-
-def payload_bits(config: Config) -> float:
-    """Bits of an upload; `auto`: as in federated runs, the values of the model."""
-    learning = config.learning
-    if learning.payload_bits != "auto":
-        return float(learning.payload_bits)
-    return Federation(learning, load_data(learning)).payload_bits
 
 
 def draw_accuracy(setting: Setting, part: str = "accuracy") -> charts.Drawn:
@@ -310,8 +305,9 @@ def draw_ablation(setting: Setting) -> charts.Drawn:
     inputs = setting.table("ablation/inputs").groupby("hidden", sort=False)
     learned = {str(hidden): trial.learned_facts(own) for hidden, own in inputs}
     text = (
-        f"{QMIX} retrained, {training['seed'].nunique()} seeds, and tested at the centre, each on "
-        f"{final['seed'].nunique()} seeds:\n\n{markdown(heads, rows)}\n\n{_swap_text(learned)}"
+        f"{QMIX} retrained, {counted(training['seed'].nunique(), 'seed')}, and tested at the "
+        f"centre, each on {counted(final['seed'].nunique(), 'seed')}:\n\n"
+        f"{markdown(heads, rows)}\n\n{_swap_text(learned)}"
     )
     facts = {
         "learned": learned["nothing"],

@@ -40,6 +40,7 @@ from fedfade.studies.paper.setting import (
 from fedfade.studies.paper.trial import LEARNED, Use, tried, use_of_inputs
 from fedfade.studies.swap import AS_IS
 from fedfade.uplink.gradients import RecordedGradients, record_gradients
+from fedfade.wording import counted
 
 PLAYED = (*HEURISTICS, SCHEDULE, "wrap-around-schedule", "wrap-around-choice")
 CLAIMS = {
@@ -130,7 +131,8 @@ def _train(setting: Setting, readings: Sequence[Reading]) -> None:
     for number, program in enumerate(programs):
         total = max(configs[n].qmix.episodes for n in program)
         later = sum(map(len, programs[number + 1 :])) / len(program)
-        what = f"readings: program {number + 1} of {len(programs)}, {len(program)} trainings"
+        trained = counted(len(program), "training")
+        what = f"readings: program {number + 1} of {len(programs)}, {trained}"
         tell = on_report(setting, what, total, TimeLeft(total, later))
         left = {folders[n]: configs[n] for n in program}
         while left:
@@ -316,8 +318,9 @@ def _text(
         for says, own in verdicts.items()
     ]
     sections = [
-        f"{len(rows)} of {len(plan.readings)} readings, {trainings} trainings of "
-        f"{setting.base.qmix.episodes} episodes each, all tried on the same {seeds} unseen seeds "
+        f"{len(rows)} of {len(plan.readings)} readings, {counted(trainings, 'training')} of "
+        f"{counted(setting.base.qmix.episodes, 'episode')} each, all tried on the same "
+        f"{counted(seeds, 'unseen seed')} "
         f"(where a training keeps one layout, in that one, on unseen fading and gradients). {best}",
         "Gradients are Gram matrices recorded from real federated rounds in which everybody "
         f"delivers ({len(TASKS['training'])} tasks to train on, {len(TASKS['test'])} others to be "

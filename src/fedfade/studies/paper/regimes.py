@@ -23,14 +23,15 @@ from fedfade.config import Config, changed
 from fedfade.device import one_thread, pick_device
 from fedfade.experiments.run_folder import mark
 from fedfade.experiments.uploads import Uplink
+from fedfade.learning import Payload, listed, payload_bits
 from fedfade.studies.frames import final_table, kept, markdown, means
 from fedfade.studies.noise import beyond, paired
 from fedfade.studies.paper import charts
-from fedfade.studies.paper.questions import payload_bits
 from fedfade.studies.paper.runs import agent_folders, agents_mark, all_runs, compared, trained
 from fedfade.studies.paper.setting import QMIX, QMIX_PLUS, SCHEDULE, Clock, Setting
 from fedfade.studies.paper.trial import CellPlayed, Player, play_cells
 from fedfade.uplink.gradients import SyntheticGradients
+from fedfade.wording import counted
 
 ONCE_A_ROUND = (SCHEDULE, "wrap-around-schedule")
 """Made from large-scale gains alone before the first slot."""
@@ -77,7 +78,7 @@ def ring(snr_db: float, spread_db: float) -> dict[str, Any]:
 
 def _uploads(setting: Setting) -> DataFrame:
     """Uploads of every policy, seed and cell; a file for each SNR, so that it can go on."""
-    clock, bits = Clock(setting.say), payload_bits(setting.base)
+    clock, bits = Clock(setting.say), payload_bits(setting.base.learning)
     played = {"run.seed": setting.test_seeds[0], "run.rounds": setting.grid.regime_rounds}
 
     def play(number: int, configs: Sequence[Config]) -> DataFrame:
@@ -95,18 +96,18 @@ def _uploads(setting: Setting) -> DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def _mark(setting: Setting, configs: Sequence[Config], bits: float) -> str:
+def _mark(setting: Setting, configs: Sequence[Config], bits: Payload) -> str:
     """Digest of all that decides a row of the map."""
     trees = [config.model_dump(include={"radio", "cell", "run"}) for config in configs]
     for tree in trees:
         del tree["run"]["device"], tree["run"]["checkpoint_s"]
     # A number is part of what agents are trained for, so their digests stand for it.
-    counted = [bits] if setting.base.learning.payload_bits == "auto" else []
+    counted = [listed(bits)] if setting.base.learning.payload_bits == "auto" else []
     agents = [*map(agents_mark, agent_folders(setting))]
     return mark(trees, agents, "on every seed", setting.plus, PLAYED, *counted)
 
 
-def _row_of_the_map(setting: Setting, configs: Sequence[Config], bits: float) -> DataFrame:
+def _row_of_the_map(setting: Setting, configs: Sequence[Config], bits: Payload) -> DataFrame:
     """All spreads of one SNR in one batch."""
     device, (config, *_) = pick_device(setting.base.run.device), configs
     cells = [
@@ -120,7 +121,7 @@ def _row_of_the_map(setting: Setting, configs: Sequence[Config], bits: float) ->
         players.append(Player(QMIX, load_policy_checkpoint(folder, config), str(seed)))
     if setting.plus:
         players.append(Player(QMIX_PLUS, load_shipped_policy(QMIX_PLUS, config)))
-    source = SyntheticGradients(changed(config, {"learning.payload_bits": bits}), device)
+    source = SyntheticGradients(config, device, bits)
     table = play_cells(cells, range(config.run.rounds), source, players)
     return table[[*_CELL, "policy", "training", "seed", "uploads"]]
 
@@ -224,5 +225,6 @@ def _table(lines: DataFrame, field: str) -> str:
         cells = [f"**{v:.{digits}f}**" if v == best else f"{v:.{digits}f}" for v in shown[policies]]
         rows.append([f"{snr:g}", f"{spread:g}", *cells])
     unit = "Final accuracy in %" if field == "accuracy" else "Uploads per round"
-    head = f"{unit}, mean over {lines['seed'].nunique()} seeds (best of those that send in bold):"
+    seeds = counted(lines["seed"].nunique(), "seed")
+    head = f"{unit}, mean over {seeds} (best of those that send in bold):"
     return f"{head}\n\n" + markdown(["SNR dB", "spread dB", *policies], rows)

@@ -21,12 +21,14 @@ from pandas import DataFrame
 
 from fedfade.config import Config
 from fedfade.errors import UserError
+from fedfade.shown import marked
 from fedfade.storage import folder_lock, read_json, save_figure, write_json, write_text
 from fedfade.studies.frames import matching, means, read_frame, write_frame
 from fedfade.studies.paper import claims, readings, regimes
 from fedfade.studies.paper import questions as q
 from fedfade.studies.paper.charts import Drawn
 from fedfade.studies.paper.setting import Setting, check_unseen, checked_setting
+from fedfade.wording import counted
 
 
 class PaperPart(NamedTuple):
@@ -120,7 +122,7 @@ def _claims_page(setting: Setting) -> str:
         name: _with(math.nan, read_json(path)) for name, path in paths.items() if path.is_file()
     }
     try:
-        return claims.page(claims.judge(found), _head(found))
+        return claims.page(claims.judge(found), marked(_head(found)))
     except (KeyError, TypeError, AttributeError, ValueError):
         raise UserError(
             f"a .json of a part in {str(setting.out)!r} is not of this version of fedfade: run "
@@ -136,7 +138,7 @@ def _results(setting: Setting, claims_page: str) -> str:
         if text.is_file():
             pictures = sorted((setting.out / name).glob("*.png"), key=lambda p: p.stem != name)
             shown = [f"![{p.stem}]({name}/{p.name})" for p in pictures]
-            sections += [f"## {part.title}", text.read_text().rstrip(), *shown]
+            sections += [f"## {part.title}", marked(text.read_text()).rstrip(), *shown]
     return "\n\n".join(sections) + "\n"
 
 
@@ -145,12 +147,12 @@ def _head(found: Mapping[str, Any]) -> str:
     part = next(part for part in ("accuracy", "reward", *found) if part in found)
     made = found[part]["setting"]
     text = (
-        f"Data {made['data']}, mobility {made['mobility']}, {made['rounds']} rounds, agents "
-        f"trained for {made['episodes']} episodes at alpha {made['alpha']:g}, n_c "
-        f"{made['clusters']}, {len(made['training_seeds'])} training seeds. Channels and "
-        f"partitions of {made['seeds_evaluated_on']} seeds, none of the {made['seeds_trained_on']} "
-        "that training used; every one meets the agents of all trainings, and the same agents that "
-        "come with the package."
+        f"Data {made['data']}, mobility {made['mobility']}, {counted(made['rounds'], 'round')}, "
+        f"agents trained for {counted(made['episodes'], 'episode')} at alpha {made['alpha']:g}, "
+        f"n_c {made['clusters']}, {counted(len(made['training_seeds']), 'training seed')}. "
+        f"Channels and partitions of {counted(made['seeds_evaluated_on'], 'seed')}, none of the "
+        f"{made['seeds_trained_on']} that training used; every one meets the agents of all "
+        "trainings, and the same agents that come with the package."
     )
     if made["scale"] == "paper":
         return text

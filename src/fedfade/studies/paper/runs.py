@@ -21,6 +21,7 @@ from fedfade.experiments import RunFolder, compare_many, stored_rows
 from fedfade.experiments.run_folder import FREE_FIELDS
 from fedfade.studies.frames import StudyRun, labelled
 from fedfade.studies.paper.setting import QMIX, QMIX_PLUS, Clock, Hide, Setting, cell_name
+from fedfade.wording import counted
 
 Fields = Mapping[str, Any]
 
@@ -72,7 +73,7 @@ def trained(setting: Setting, hide: Sequence[Hide] = ()) -> list[Path]:
         return folders
     what = f"training without {hide[0]}" if hide else "training"
     total = setting.base.qmix.episodes
-    tell = on_report(setting, f"{what}, {len(waiting)} seeds", total)
+    tell = on_report(setting, f"{what}, {counted(len(waiting), 'seed')}", total)
     # `train` puts a single seed into the very folder it is given.
     place = folders[0].parent if len(waiting) > 1 else folders[waiting[0]]
     agents.train(configs[waiting[0]], place, tell, seeds=[seeds[number] for number in waiting])
@@ -154,7 +155,7 @@ def compared(setting: Setting, runs: Sequence[StudyRun], what: str) -> DataFrame
             [run.config for run in waiting],
             [run.folder for run in waiting],
             pick_device(setting.base.run.device),
-            lambda done, doing: clock(f"{what}: {done} of {total} rounds, {doing}"),
+            lambda done, doing: clock(f"{what}: {done} of {counted(total, 'round')}, {doing}"),
             lambda line: setting.say(f"{what}: {line}"),
         )
     return labelled(runs, (stored_rows(_folder(run)) for run in runs))
