@@ -2,16 +2,27 @@
 
 Cell      where clients are, their large-scale gain                    [run, round, client]
 Channel   small-scale gain, per slot and sub-band       [run, episode, slot, client, band]
+OtherCells  what neighbouring cells add to the noise            [run, episode, slot, band]
 sinr, rate_bps, delivered_bits    what the base station hears, and gets      [..., client]
 
 A `FadingSource` draws the small-scale gains; it is one of the seams (`fedfade.seams.FADING`).
 """
 
 from fedfade.radio.cell import Cell, LargeScale, Trajectory
-from fedfade.radio.channel import Channel
+from fedfade.radio.channel import Channel, SmallScale
 from fedfade.radio.fading import FadingSource
-from fedfade.radio.link import db_to_linear, dbm_to_w, delivered_bits, noise_w, rate_bps, sinr
+from fedfade.radio.link import (
+    array_sinr,
+    coupling,
+    db_to_linear,
+    dbm_to_w,
+    delivered_bits,
+    noise_w,
+    rate_bps,
+    sinr,
+)
 from fedfade.radio.microcell import LIGHT_MPS, path_loss_db
+from fedfade.radio.other_cells import OtherCells
 from fedfade.radio.rays import subcluster_sizes
 from fedfade.radio.recording import Recording, import_drops, read_recording, sample_drops
 from fedfade.radio.response import frequency_offsets

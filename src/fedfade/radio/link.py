@@ -52,6 +52,68 @@ def sinr(gain: Tensor, band: Tensor, power_w: Tensor, noise_w: Tensor | float) -
     return heard / (others + noise_w)
 
 
+def array_sinr(
+    gain: Tensor,
+    direction: Tensor,
+    band: Tensor,
+    power_w: Tensor,
+    noise_w: Tensor | float,
+    receiver: str,
+) -> Tensor:
+    """The same with several antennas, combined anew for every client: [..., client].
+
+    `gain` is that of all antennas together, `direction` [..., client, band, antenna] the unit
+    vectors u in which it arrives. `mrc` listens in the client's own direction, so another is heard
+    with |u_n^H u_k|^2 of its power. `mmse` listens where the client stands out most from the
+    others and the noise: SINR = s_n u_n^H (I + sum over others of s_k u_k u_k^H)^-1 u_n with
+    received SNRs s. Alone on a sub-band, both hear a client with its whole gain. `noise_w` [...,
+    client] or a number, alike at every antenna.
+
+    >>> gain = torch.tensor([[8.0], [8.0]])                      # [client, band]
+    >>> apart = torch.tensor([[[1, 0]], [[0, 1]]], dtype=torch.complex64)
+    >>> on = torch.tensor([0, 0]), torch.tensor([1.0, 1.0])
+    >>> array_sinr(gain, apart, *on, 1.0, "mmse")                # as if each were alone
+    tensor([8., 8.])
+    """
+    place = band[..., None, None].expand(*band.shape, 1, direction.shape[-1])
+    unit = direction.gather(-2, place).squeeze(-2)  # [..., client, antenna]
+    heard = power_w * gain.gather(-1, band.unsqueeze(-1)).squeeze(-1) / noise_w
+    oneself = torch.eye(band.shape[-1], dtype=torch.bool, device=band.device)
+    together = (band.unsqueeze(-1) == band.unsqueeze(-2)) & ~oneself  # [..., client, other]
+    others = torch.where(together, heard.unsqueeze(-2), 0.0)
+    if receiver == "mrc":
+        return heard / (1.0 + (others * coupling(unit)).sum(-1))
+    # Double precision: next to a neighbour of 80 dB the noise would be lost in its rounding.
+    wide = unit.to(torch.complex128)
+    outer = (wide.unsqueeze(-1) * wide.conj().unsqueeze(-2)).flatten(-2)  # [..., other, M x M]
+    spread = torch.view_as_real(outer).flatten(-2)
+    heard_from = (others.double() @ spread).unflatten(-1, (-1, 2)).contiguous()
+    covariance = torch.view_as_complex(heard_from).unflatten(-1, (unit.shape[-1], -1))
+    return heard * _inverse_form(covariance, wide).to(heard.dtype)
+
+
+def coupling(unit: Tensor) -> Tensor:
+    """|u_n^H u_k|^2 of unit vectors [..., client, antenna]: [..., client, other]."""
+    product = unit.conj().unsqueeze(-2) * unit.unsqueeze(-3)
+    return torch.view_as_real(product.sum(-1)).square().sum(-1)
+
+
+def _inverse_form(matrix: Tensor, vector: Tensor) -> Tensor:
+    """v^H (I + A)^-1 v of non-negative Hermitian A [..., M, M], by elimination: [...].
+
+    M steps on the whole batch, in which nothing waits for a device.
+    """
+    total = torch.zeros_like(vector[..., 0].real)
+    matrix = matrix + torch.eye(vector.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    for _ in range(vector.shape[-1]):
+        pivot, first = matrix[..., 0, 0].real, vector[..., 0]
+        total = total + torch.view_as_real(first).square().sum(-1) / pivot
+        column = matrix[..., 1:, 0] / pivot.unsqueeze(-1)
+        vector = vector[..., 1:] - column * first.unsqueeze(-1)
+        matrix = matrix[..., 1:, 1:] - column.unsqueeze(-1) * matrix[..., 0, 1:].unsqueeze(-2)
+    return total
+
+
 def rate_bps(ratio: Tensor, bandwidth_hz: float) -> Tensor:
     """Shannon rate B log2(1 + SINR) (paper: eq. 12)."""
     return torch.log1p(ratio) * (bandwidth_hz / math.log(2.0))
