@@ -17,12 +17,16 @@ def levels(cell: CellConfig, radio: RadioConfig = RADIO, seeds: int = 60) -> tor
     return OtherCells(cell, radio, clients=10).levels_w(runs, runs, [0, 1], [0])
 
 
-def monte_carlo_w(cell: CellConfig, radio: RadioConfig, count: int = 200_000) -> tuple[float, float]:
+def monte_carlo_w(
+    cell: CellConfig, radio: RadioConfig, count: int = 200_000
+) -> tuple[float, float]:
     """Mean power from one cell and its standard error, written down again in plain numpy."""
     random = np.random.default_rng(1)
     points = cell.side_m * (2 * random.random((3 * count, 2)) - 1)
     x, y = np.abs(points).T
-    inside = (y < cell.side_m * math.sqrt(3) / 2) & (math.sqrt(3) * x + y < math.sqrt(3) * cell.side_m)
+    inside = (y < cell.side_m * math.sqrt(3) / 2) & (
+        math.sqrt(3) * x + y < math.sqrt(3) * cell.side_m
+    )
     inside &= np.hypot(x, y) >= cell.min_distance_m
     own = points[inside][:count]
     # The nearest cells lie across the edges, whose middles are at 30, 90, ... degrees.
@@ -36,9 +40,7 @@ def monte_carlo_w(cell: CellConfig, radio: RadioConfig, count: int = 200_000) ->
 
 @pytest.mark.parametrize(("cells", "activity"), [(1, 1.0), (6, 1.0), (6, 0.3)])
 def test_the_mean_level_is_that_of_an_independent_monte_carlo(cells: int, activity: float) -> None:
-    cell = CellConfig(
-        interference_cells=cells, interference_activity=activity, shadowing_db=3.0
-    )
+    cell = CellConfig(interference_cells=cells, interference_activity=activity, shadowing_db=3.0)
     found = levels(cell).mean((1, 2, 3, 4)).double()  # [seed]: what is drawn together
     expected, error = monte_carlo_w(cell, RADIO)
     expected, error = cells * activity * expected, cells * activity * error
@@ -49,7 +51,8 @@ def test_the_mean_level_is_that_of_an_independent_monte_carlo(cells: int, activi
 
 def test_levels_fade_and_their_clients_change_from_slot_to_slot() -> None:
     heard = levels(CellConfig(interference_cells=6))[:, :, 0]  # [run, round, slot, band]
-    assert heard.shape == (60, 2, 50, 4) and bool((heard > 0).all())
+    assert heard.shape == (60, 2, 50, 4)
+    assert bool((heard > 0).all())
     spread_db = (10 * torch.log10(heard)).std((2, 3)).mean()
     assert 2.0 < spread_db < 8.0
 

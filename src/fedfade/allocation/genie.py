@@ -30,8 +30,9 @@ _STEPS = 80
 def genie_bound(scenario: Scenario, round_: Round) -> Tensor:
     """Upper bound on the number of clients that can deliver in each episode: [episode]."""
     snr = round_.alpha[:, None, :, None] * round_.fading  # [episode, slot, client, band]
-    noise = round_noise_w(scenario, round_)
-    snr = snr * (scenario.full_power_w / (noise if isinstance(noise, float) else noise[:, :, None]))
+    snr = snr * (scenario.full_power_w / scenario.noise_w)
+    if scenario.other_cells:
+        snr = snr / (1.0 + round_.other_cells_w / scenario.noise_w)[:, :, None]
     total, places = snr.sum(-2, keepdim=True), scenario.antennas
     nats = torch.where(snr > 1e-6, (1.0 + 1.0 / snr.clamp(min=1e-6)) * torch.log1p(snr), 1.0)
     share = total / (places + total)

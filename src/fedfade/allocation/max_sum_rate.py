@@ -46,7 +46,7 @@ _MOVES = 1 << 25  # values worked on at a time in step 3
 class Antennas(NamedTuple):
     """How several antennas hear the clients."""
 
-    direction: Tensor  # [slot, client, band, antenna] complex unit vectors
+    direction: Tensor  # [slot, client, band, antenna, 2] unit vectors in real and imaginary parts
     receiver: str  # mrc or mmse
 
     def of(self, slots: Tensor) -> "Antennas":
@@ -134,7 +134,7 @@ def _searched(snr: Tensor, antennas: Antennas | None = None) -> Tensor:
             solve, alike = _subset_convolution, sizes[first:].count(most)
             size = min(alike, _slots_at_a_time(most, bands, snr.device, antennas is not None))
         else:
-            each = 1 if antennas is None else 8 * antennas.direction.shape[-1] ** 2
+            each = 1 if antennas is None else 16 * antennas.direction.shape[-2] ** 2
             size = max(1, _MOVES // (most**2 * clients * (bands + 1) * each))
             solve = _local_search
         slots = order[first : first + size]
@@ -150,7 +150,7 @@ def sum_rate_nats(snr: Tensor, band: Tensor, antennas: Antennas | None = None) -
     gain, power = snr.expand(*band.shape, snr.shape[-1]), (band >= 0).to(snr.dtype)
     if antennas is None:
         return torch.log1p(sinr(gain, band.clamp(min=0), power, 1.0)).sum(-1)
-    direction = antennas.direction.expand(*gain.shape, -1)
+    direction = antennas.direction.expand(*gain.shape, -1, -1)
     choice = (band.clamp(min=0), power, 1.0, antennas.receiver)
     return torch.log1p(array_sinr(gain, direction, *choice)).sum(-1)
 
@@ -215,12 +215,12 @@ def _array_values(snr: Tensor, antennas: Antennas) -> Tensor:
     the inner products of what arrives: differences of a table once more.
     """
     clients = snr.shape[1]
-    snr, unit = snr.transpose(1, 2), antennas.direction.transpose(1, 2)  # [batch, band, client, .]
+    snr, unit = snr.transpose(1, 2), antennas.direction.transpose(1, 2)  # [batch, band, client]
     if antennas.receiver == "mmse":
-        arrives = (unit * snr.sqrt()[..., None]).to(torch.complex128)
+        arrives = torch.view_as_complex((unit * snr.sqrt()[..., None, None]).double())
         total = _log_determinants(arrives.conj() @ arrives.mT)  # [subset, batch, band]
         return _sum_of_differences(total, clients).mT.to(snr.dtype).contiguous()
-    heard = coupling(unit) * snr[..., None, :]  # [batch, band, client, other]
+    heard = coupling(unit.flatten(-2)) * snr[..., None, :]  # [batch, band, client, other]
     heard = heard.masked_fill(torch.eye(clients, dtype=torch.bool, device=snr.device), 0.0)
     others = snr.new_zeros(1 << clients, *snr.shape)
     for client in range(clients):
@@ -375,11 +375,17 @@ def _sum_rate_of(who: Tensor, snr: Tensor, moves: Tensor) -> Tensor:
 
 
 class MaxSumRate(BuiltInPolicy):
-    """The greatest sum rate in every slot (paper: section V-B), exact where that is possible."""
+    """The greatest sum rate in every slot (paper: section V-B), exact where that is possible.
+
+    Other cells are taken at their mean level: what they send in this slot is not known yet.
+    """
 
     name = "max-sum-rate"
     scope = "central"
 
     def act(self, view: View, memory: None) -> Action:
         # Clients that are done have nothing to send and count as silent.
-        return full_power(view, _best_bands(view.received_snr * view.active[..., None]))
+        snr, antennas = view.received_snr * view.active[..., None], None
+        if view.direction is not None:
+            antennas = Antennas(view.direction, view.scenario.receiver)
+        return full_power(view, _best_bands(snr, antennas))

@@ -202,7 +202,10 @@ class CellConfig(_Branch):
     ring_snr_db: Decibel = _is(20.0, "ring: mean SNR of every client at full power")
     ring_spread_db: Spread = _is(0.0, "ring: standard deviation of gains, drawn anew every round")
     interference_cells: Whole = _is(
-        0, "neighbouring cells of the same size whose clients are heard here; 6 all around", ge=0, le=6
+        0,
+        "neighbouring cells of the same size whose clients are heard here; 6 all around",
+        ge=0,
+        le=6,
     )
     interference_activity: Share = _is(
         1.0, "share of slots and sub-bands in which somebody sends in a neighbouring cell"

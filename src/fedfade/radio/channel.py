@@ -18,7 +18,8 @@ class SmallScale(NamedTuple):
     """Fading of runs x rounds x episodes, as the base station's antennas hear it together."""
 
     gain: Tensor  # [run, round, episode, slot, client, band] float32, of mean M with M antennas
-    direction: Tensor  # [..., band, antenna] complex64 unit vectors; [..., band, 0] with one
+    direction: Tensor  # [..., band, antenna, 2] unit vectors in real and imaginary parts; of no
+    # antenna where there is one
 
 
 class Channel:
@@ -110,7 +111,7 @@ class Channel:
         if name not in FADING.built_in:
             self._check(source, drawn, keys)
         gain, direction = drawn
-        return gain, direction
+        return gain, torch.view_as_real(direction)
 
     @property
     def _shape(self) -> tuple[int, int]:

@@ -62,21 +62,22 @@ def array_sinr(
 ) -> Tensor:
     """The same with several antennas, combined anew for every client: [..., client].
 
-    `gain` is that of all antennas together, `direction` [..., client, band, antenna] the unit
-    vectors u in which it arrives. `mrc` listens in the client's own direction, so another is heard
-    with |u_n^H u_k|^2 of its power. `mmse` listens where the client stands out most from the
-    others and the noise: SINR = s_n u_n^H (I + sum over others of s_k u_k u_k^H)^-1 u_n with
-    received SNRs s. Alone on a sub-band, both hear a client with its whole gain. `noise_w` [...,
-    client] or a number, alike at every antenna.
+    `gain` is that of all antennas together, `direction` [..., client, band, antenna, 2] the unit
+    vectors u in which it arrives, real and imaginary parts. `mrc` listens in the client's own
+    direction, so another is heard with |u_n^H u_k|^2 of its power. `mmse` listens where the client
+    stands out most from the others and the noise: SINR = s_n u_n^H (I + sum over others of
+    s_k u_k u_k^H)^-1 u_n with received SNRs s. Alone on a sub-band, both hear a client with its
+    whole gain. `noise_w` [..., client] or a number, alike at every antenna.
 
     >>> gain = torch.tensor([[8.0], [8.0]])                      # [client, band]
-    >>> apart = torch.tensor([[[1, 0]], [[0, 1]]], dtype=torch.complex64)
+    >>> apart = torch.tensor([[[[1.0, 0], [0, 0]]], [[[0, 0], [1, 0]]]])
     >>> on = torch.tensor([0, 0]), torch.tensor([1.0, 1.0])
     >>> array_sinr(gain, apart, *on, 1.0, "mmse")                # as if each were alone
     tensor([8., 8.])
     """
-    place = band[..., None, None].expand(*band.shape, 1, direction.shape[-1])
-    unit = direction.gather(-2, place).squeeze(-2)  # [..., client, antenna]
+    flat = direction.flatten(-2)
+    place = band[..., None, None].expand(*band.shape, 1, flat.shape[-1])
+    unit = flat.gather(-2, place).squeeze(-2)  # [..., client, (antenna, part)]
     heard = power_w * gain.gather(-1, band.unsqueeze(-1)).squeeze(-1) / noise_w
     oneself = torch.eye(band.shape[-1], dtype=torch.bool, device=band.device)
     together = (band.unsqueeze(-1) == band.unsqueeze(-2)) & ~oneself  # [..., client, other]
@@ -84,30 +85,37 @@ def array_sinr(
     if receiver == "mrc":
         return heard / (1.0 + (others * coupling(unit)).sum(-1))
     # Double precision: next to a neighbour of 80 dB the noise would be lost in its rounding.
-    wide = unit.to(torch.complex128)
-    outer = (wide.unsqueeze(-1) * wide.conj().unsqueeze(-2)).flatten(-2)  # [..., other, M x M]
-    spread = torch.view_as_real(outer).flatten(-2)
-    heard_from = (others.double() @ spread).unflatten(-1, (-1, 2)).contiguous()
-    covariance = torch.view_as_complex(heard_from).unflatten(-1, (unit.shape[-1], -1))
+    # Complex numbers as pairs, which compilers can merge: u u^H is the sum of two outer products.
+    wide = unit.double()
+    both = torch.stack([wide, _turned(wide)], dim=-1)
+    outer = (both.unsqueeze(-2) * both.unsqueeze(-3)).sum(-1)  # [..., other, pair, pair]
+    covariance = (others.double() @ outer.flatten(-2)).unflatten(-1, outer.shape[-2:])
     return heard * _inverse_form(covariance, wide).to(heard.dtype)
 
 
 def coupling(unit: Tensor) -> Tensor:
-    """|u_n^H u_k|^2 of unit vectors [..., client, antenna]: [..., client, other]."""
-    product = unit.conj().unsqueeze(-2) * unit.unsqueeze(-3)
-    return torch.view_as_real(product.sum(-1)).square().sum(-1)
+    """|u_n^H u_k|^2 of unit vectors [..., client, (antenna, part)]: [..., client, other]."""
+    real = (unit.unsqueeze(-2) * unit.unsqueeze(-3)).sum(-1)
+    imaginary = (unit.unsqueeze(-2) * _turned(unit).unsqueeze(-3)).sum(-1)
+    return real.square() + imaginary.square()
+
+
+def _turned(pairs: Tensor) -> Tensor:
+    """i times complex numbers given as pairs: [..., (antenna, part)]."""
+    real, imaginary = pairs.unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack([-imaginary, real], dim=-1).flatten(-2)
 
 
 def _inverse_form(matrix: Tensor, vector: Tensor) -> Tensor:
-    """v^H (I + A)^-1 v of non-negative Hermitian A [..., M, M], by elimination: [...].
+    """v^T (I + A)^-1 v of non-negative A [..., n, n], by elimination: [...].
 
-    M steps on the whole batch, in which nothing waits for a device.
+    n steps on the whole batch, in which nothing waits for a device.
     """
-    total = torch.zeros_like(vector[..., 0].real)
+    total = torch.zeros_like(vector[..., 0])
     matrix = matrix + torch.eye(vector.shape[-1], dtype=matrix.dtype, device=matrix.device)
     for _ in range(vector.shape[-1]):
-        pivot, first = matrix[..., 0, 0].real, vector[..., 0]
-        total = total + torch.view_as_real(first).square().sum(-1) / pivot
+        pivot, first = matrix[..., 0, 0], vector[..., 0]
+        total = total + first.square() / pivot
         column = matrix[..., 1:, 0] / pivot.unsqueeze(-1)
         vector = vector[..., 1:] - column * first.unsqueeze(-1)
         matrix = matrix[..., 1:, 1:] - column.unsqueeze(-1) * matrix[..., 0, 1:].unsqueeze(-2)

@@ -33,6 +33,8 @@ from fedfade.uplink.slot import (
     arrived,
     decode_action,
     hop,
+    mean_snr,
+    noise_rise_db,
     plain_round,
     play_slot,
     scenario_from_config,
