@@ -13,6 +13,7 @@ from fedfade.config import CellConfig, RadioConfig, load_config
 from fedfade.errors import UserError
 from fedfade.radio import Cell, Channel, LargeScale, SmallScale, array_sinr, coupling, sinr
 from fedfade.radio.fading import ClusteredFading
+from fedfade.radio.link import kept_by_elimination, kept_by_solving
 from fedfade.radio.microcell import table
 from fedfade.radio.rays import angle_spread, draw_departures, draw_quadriga
 from fedfade.randomness import fold, stream
@@ -232,6 +233,14 @@ def test_from_one_direction_several_antennas_hear_as_one_does(receiver: str) -> 
     found = array_sinr(**slot, noise_w=1.0, receiver=receiver)
     one = sinr(slot["gain"], slot["band"], slot["power_w"], 1.0)
     torch.testing.assert_close(found, one, rtol=1e-3, atol=1e-6)
+
+
+def test_both_ways_to_mmse_agree() -> None:
+    slot = a_slot(6, 4, spread_db=70.0)
+    unit = slot["direction"][:, :, 0].flatten(-2).double()
+    others = slot["gain"][:, :, 0].double().unsqueeze(-2) * (1.0 - torch.eye(6))
+    one, other = kept_by_solving(unit, others), kept_by_elimination(unit, others)
+    torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-12)
 
 
 # --- bad input ------------------------------------------------------------------------------------

@@ -85,12 +85,8 @@ def array_sinr(
     if receiver == "mrc":
         return heard / (1.0 + (others * coupling(unit)).sum(-1))
     # Double precision: next to a neighbour of 80 dB the noise would be lost in its rounding.
-    # Complex numbers as pairs, which compilers can merge: u u^H is the sum of two outer products.
-    wide = unit.double()
-    both = torch.stack([wide, _turned(wide)], dim=-1)
-    outer = (both.unsqueeze(-2) * both.unsqueeze(-3)).sum(-1)  # [..., other, pair, pair]
-    covariance = (others.double() @ outer.flatten(-2)).unflatten(-1, outer.shape[-2:])
-    return heard * _inverse_form(covariance, wide).to(heard.dtype)
+    way = kept_by_solving if unit.device.type == "cpu" else kept_by_elimination
+    return heard * way(unit.double(), others.double()).to(heard.dtype)
 
 
 def coupling(unit: Tensor) -> Tensor:
@@ -106,14 +102,27 @@ def _turned(pairs: Tensor) -> Tensor:
     return torch.stack([-imaginary, real], dim=-1).flatten(-2)
 
 
-def _inverse_form(matrix: Tensor, vector: Tensor) -> Tensor:
-    """v^T (I + A)^-1 v of non-negative A [..., n, n], by elimination: [...].
+def kept_by_solving(unit: Tensor, others: Tensor) -> Tensor:
+    """u_n^H (I + sum over k of others[n, k] u_k u_k^H)^-1 u_n, what MMSE keeps of a signal, for
+    unit vectors [..., client, (antenna, part)] and SNRs [..., client, other]: [..., client]."""
+    vector = torch.view_as_complex(unit.unflatten(-1, (-1, 2)))
+    outer = vector.unsqueeze(-1) * vector.conj().unsqueeze(-2)  # [..., other, antenna, antenna]
+    pairs = others @ torch.view_as_real(outer).flatten(-3)
+    covariance = torch.view_as_complex(pairs.view(*outer.shape, 2))
+    covariance.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    solved, _ = torch.linalg.solve_ex(covariance, vector)
+    return (vector.conj() * solved).real.sum(-1)
 
-    n steps on the whole batch, in which nothing waits for a device.
-    """
-    total = torch.zeros_like(vector[..., 0])
-    matrix = matrix + torch.eye(vector.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    for _ in range(vector.shape[-1]):
+
+def kept_by_elimination(unit: Tensor, others: Tensor) -> Tensor:
+    """The same for GPUs: nothing waits, and compilers can merge it, for they have no complex
+    numbers. As pairs, u u^H is the sum of two outer products."""
+    both = torch.stack([unit, _turned(unit)], dim=-1)
+    outer = (both.unsqueeze(-2) * both.unsqueeze(-3)).sum(-1)  # [..., other, pair, pair]
+    matrix = (others @ outer.flatten(-2)).unflatten(-1, outer.shape[-2:])
+    matrix = matrix + torch.eye(unit.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    vector, total = unit, torch.zeros_like(unit[..., 0])
+    for _ in range(unit.shape[-1]):
         pivot, first = matrix[..., 0, 0], vector[..., 0]
         total = total + first.square() / pivot
         column = matrix[..., 1:, 0] / pivot.unsqueeze(-1)
