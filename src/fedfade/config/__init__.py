@@ -22,10 +22,12 @@ from fedfade.config.idle import idle
 from fedfade.config.inputs import check_same_inputs, content_digest, inputs_of
 from fedfade.config.tree import (
     SILENT_DBM,
+    CappedConfig,
     CellConfig,
     Config,
     LearningConfig,
     MappoConfig,
+    NrConfig,
     Precision,
     QmixConfig,
     RadioConfig,

@@ -13,7 +13,7 @@ from fedfade.device import spare_bytes
 from fedfade.learning import Payload
 from fedfade.radio import Cell, Channel, OtherCells, db_to_linear
 from fedfade.randomness import streams
-from fedfade.uplink import Round, plain_round, round_reward, scenario_from_config
+from fedfade.uplink import Round, draw_chance, plain_round, round_reward, scenario_from_config
 from fedfade.uplink.plan import service_order
 from fedfade.wording import counted
 
@@ -101,7 +101,7 @@ class Uplink:
             inner=torch.zeros_like(alpha)[..., None].expand(-1, -1, alpha.shape[-1]),
             number=count.repeat(len(self.seeds)),
             age=torch.zeros_like(alpha),
-            keys=self._keys("slots", numbers),
+            chance=draw_chance(self.scenario, self._keys("link", numbers)),
         )
         return round_._replace(direction=direction, other_cells_w=others.flatten(0, 2))
 

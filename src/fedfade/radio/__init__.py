@@ -3,9 +3,10 @@
 Cell      where clients are, their large-scale gain                    [run, round, client]
 Channel   small-scale gain, per slot and sub-band       [run, episode, slot, client, band]
 OtherCells  what neighbouring cells add to the noise            [run, episode, slot, band]
-sinr, rate_bps, delivered_bits    what the base station hears, and gets      [..., client]
+sinr      how well the base station hears everybody                         [..., client]
+Link      what gets through of a slot                                   [episode, client]
 
-A `FadingSource` draws the small-scale gains; it is one of the seams (`fedfade.seams.FADING`).
+A `FadingSource` draws the small-scale gains. It and the `Link` are seams (`fedfade.seams`).
 """
 
 from fedfade.radio.cell import Cell, LargeScale, Trajectory
@@ -21,6 +22,7 @@ from fedfade.radio.link import (
     rate_bps,
     sinr,
 )
+from fedfade.radio.links import Link, LoadedLink, load_link
 from fedfade.radio.microcell import LIGHT_MPS, path_loss_db
 from fedfade.radio.other_cells import OtherCells
 from fedfade.radio.rays import subcluster_sizes

@@ -35,7 +35,7 @@ def sinr(gain: Tensor, band: Tensor, power_w: Tensor, noise_w: Tensor | float) -
     """Signal to interference and noise ratio of each client: [..., client] (paper: eq. 10).
 
     Clients on the same sub-band disturb each other (paper: eq. 11); power 0 means silent: no
-    signal and no interference.
+    signal and no interference. Gains may have axes in front that the choices lack.
 
     >>> gain = torch.tensor([[4.0, 1.0], [2.0, 3.0]])             # [client, band]
     >>> sinr(gain, torch.tensor([0, 0]), torch.tensor([1.0, 1.0]), 1.0)   # share band 0
@@ -43,7 +43,8 @@ def sinr(gain: Tensor, band: Tensor, power_w: Tensor, noise_w: Tensor | float) -
     >>> sinr(gain, torch.tensor([0, 1]), torch.tensor([1.0, 1.0]), 1.0)   # a band each
     tensor([4., 3.])
     """
-    heard = power_w * gain.gather(-1, band.unsqueeze(-1)).squeeze(-1)
+    where = band if gain.ndim == band.ndim + 1 else band.expand(gain.shape[:-1])
+    heard = power_w * gain.gather(-1, where.unsqueeze(-1)).squeeze(-1)
     # The others are summed one by one: (everything on the band) - (own signal) would lose a
     # weak neighbour, and the noise, in the rounding of a strong own signal.
     together = band.unsqueeze(-1) == band.unsqueeze(-2)  # [..., client, other]
@@ -75,7 +76,7 @@ def array_sinr(
     >>> array_sinr(gain, apart, *on, 1.0, "mmse")                # as if each were alone
     tensor([8., 8.])
     """
-    flat = direction.flatten(-2)
+    flat, band = direction.flatten(-2), band.expand(gain.shape[:-1])
     place = band[..., None, None].expand(*band.shape, 1, flat.shape[-1])
     unit = flat.gather(-2, place).squeeze(-2)  # [..., client, (antenna, part)]
     heard = power_w * gain.gather(-1, band.unsqueeze(-1)).squeeze(-1) / noise_w

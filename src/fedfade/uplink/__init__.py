@@ -32,6 +32,7 @@ from fedfade.uplink.slot import (
     SlotAir,
     arrived,
     decode_action,
+    draw_chance,
     hop,
     mean_snr,
     noise_rise_db,

@@ -16,7 +16,14 @@ from fedfade.errors import not_allowed
 from fedfade.radio import Cell, Channel, OtherCells, Trajectory, db_to_linear
 from fedfade.randomness import fold, stream, streams, uniform
 from fedfade.uplink.gradients import GradientSource, gradient_source
-from fedfade.uplink.slot import RewardWeights, Round, Scenario, plain_round, scenario_from_config
+from fedfade.uplink.slot import (
+    RewardWeights,
+    Round,
+    Scenario,
+    draw_chance,
+    plain_round,
+    scenario_from_config,
+)
 
 _AHEAD = 4000
 """Client-rounds of fading drawn ahead on CUDA, where a few cost as much as many."""
@@ -98,7 +105,7 @@ class Rounds:
             inner=self._inner.repeat_interleave(self.episodes, 0),
             number=torch.full((played,), float(number), device=self.device),
             age=torch.zeros(played, self.scenario.clients, device=self.device),
-            keys=self._keys(self._fades, batch),
+            chance=self._chance(self._fades, batch),
         )
         return round_._replace(direction=direction, other_cells_w=other_cells_w)
 
@@ -109,14 +116,14 @@ class Rounds:
         if self.place(batch)[2] == self._batches - 1:
             self.gradients.deliver(delivered[:, -1])
 
-    def _keys(self, seeds: Sequence[int], batch: int) -> Tensor:
-        """Of what is drawn while slots are played, [task x episode]; repeated with the fading."""
+    def _chance(self, seeds: Sequence[int], batch: int) -> Tensor:
+        """What the link draws by, repeated where the fading is: [task x episode, slot, client]."""
         _, number, part = self.place(batch)
         episodes = part * self.episodes + torch.arange(self.episodes, device=self.device)
         if self.config.run.repeat_fading:
             episodes = torch.zeros_like(episodes)
-        keys = streams(seeds, "slots", number, device=self.device)
-        return fold(keys[:, None], episodes).flatten()
+        keys = streams(seeds, "link", number, device=self.device)
+        return draw_chance(self.scenario, fold(keys[:, None], episodes).flatten())
 
     def _drawn(self, batch: int) -> Drawn:
         """What a batch of episodes is played on, fresh for every one unless it is to repeat."""

@@ -13,14 +13,16 @@ from torch import Tensor
 from fedfade.config import Config
 from fedfade.learning import Payload
 from fedfade.radio import (
+    LoadedLink,
     array_sinr,
     db_to_linear,
     dbm_to_w,
     delivered_bits,
+    load_link,
     noise_w,
-    rate_bps,
     sinr,
 )
+from fedfade.randomness import uniform
 
 _SINGLE_BITS = 2**24
 """float32 tells one bit from the next up to here. Of a larger payload it would lose bits slot by
@@ -50,6 +52,8 @@ class Scenario:
     bandwidth_hz: float
     slot_s: float
     noise_w: float
+    link: LoadedLink  # what gets through of a slot
+    link_delay_slots: int  # age of the air it adapts to
     power_w: Tensor  # [level] transmit power; exactly 0 for the silent level
     full_power_w: float  # the strongest level
     full_level: int
@@ -119,6 +123,8 @@ def scenario_from_config(
         bandwidth_hz=radio.bandwidth_hz,
         slot_s=radio.slot_s,
         noise_w=noise_w(radio),
+        link=load_link(radio, device),
+        link_delay_slots=radio.link_delay_slots,
         power_w=dbm_to_w(torch.tensor(radio.power_levels_dbm, device=device)),
         full_power_w=float(dbm_to_w(radio.power_levels_dbm[radio.full_level])),
         full_level=radio.full_level,
@@ -147,8 +153,8 @@ class Round(NamedTuple):
     inner: Tensor  # [episode, client, client] Gram matrix <d_n, d_n'> of the updates
     number: Tensor  # [episode] float, the federated round t
     age: Tensor  # [episode, client] rounds since its update arrived last, or since the first round
-    keys: Tensor  # [episode] int64, of what is drawn while slots are played
     # What is not there is empty: no slots, no antennas, no clients (`plain_round`).
+    chance: Tensor  # [episode, slot, client] uniform numbers for the link
     other_cells_w: Tensor  # [episode, slot, band] power received from other cells
     # Of unit norm, in real and imaginary parts: compilers have no complex numbers.
     direction: Tensor  # [episode, slot, client, band, antenna, 2]
@@ -167,7 +173,7 @@ def plain_round(
     inner: Tensor,
     number: Tensor,
     age: Tensor,
-    keys: Tensor | None = None,
+    chance: Tensor | None = None,
 ) -> Round:
     """A round with one antenna and no other cells, in which everybody is ready from slot 0."""
     episodes, slots, clients, bands = fading.shape
@@ -178,11 +184,17 @@ def plain_round(
         inner,
         number,
         age,
-        keys=number.new_zeros(episodes, dtype=torch.int64) if keys is None else keys,
+        chance=nothing(episodes, 0, clients) if chance is None else chance,
         other_cells_w=nothing(episodes, 0, bands),
         direction=nothing(episodes, slots, clients, bands, 0, 2),
         ready_slot=nothing(episodes, 0),
     )
+
+
+def draw_chance(scenario: Scenario, keys: Tensor) -> Tensor:
+    """Numbers the link draws who gets through by, [episode, slot, client], none if it does not
+    draw; `keys` [episode] seed them."""
+    return uniform(keys, (scenario.slots if scenario.link.draws else 0, scenario.clients))
 
 
 class Action(NamedTuple):
@@ -253,7 +265,7 @@ def start_round(
     if remaining_bits is None:
         remaining_bits = torch.zeros(shape, dtype=dtype, device=scenario.device)
         remaining_bits = remaining_bits + scenario.payload_bits
-    return Progress(remaining_bits.to(dtype), torch.zeros(*shape, 0, device=scenario.device))
+    return Progress(remaining_bits.to(dtype), scenario.link.initial.expand(*shape, -1))
 
 
 def arrived(scenario: Scenario, progress: Progress) -> Tensor:
@@ -304,30 +316,51 @@ class SlotAir(NamedTuple):
 
 
 def slot_air(scenario: Scenario, round_: Round, slot: int | Tensor) -> SlotAir:
-    """The air of one slot, an int or a tensor [1] (paper: eq. 9)."""
-    episodes = len(round_.alpha)
+    """The air of one slot, an int or a tensor [1]."""
+    link, delay = scenario.link, scenario.link_delay_slots
+    now = known = _air(scenario, round_, slot)
+    if link.adapts and delay:
+        known = _air(scenario, round_, slot - delay)
+    chance = _of_slot(round_.chance, slot) if link.draws else round_.chance[:, :0, 0]
+    return SlotAir(now, known, round_.ready_slot <= slot, chance)
 
-    def of_slot(by_slot: Tensor) -> Tensor:
-        """[episode, slot, ...] -> [episode, ...]"""
-        return by_slot[:, slot] if isinstance(slot, int) else by_slot.index_select(1, slot)[:, 0]
 
-    gain = round_.alpha[:, :, None] * of_slot(round_.fading)
+def _of_slot(by_slot: Tensor, slot: int | Tensor) -> Tensor:
+    """[episode, slot, ...] -> [episode, ...]"""
+    return by_slot[:, slot] if isinstance(slot, int) else by_slot.index_select(1, slot)[:, 0]
+
+
+def _air(scenario: Scenario, round_: Round, slot: int | Tensor) -> Air:
+    """The air in a slot (paper: eq. 9). Before the first, mean gains are all that is known, and the
+    level and the directions that it begins with."""
+    begun = max(slot, 0) if isinstance(slot, int) else slot.clamp(min=0)
+    fading, mean = _of_slot(round_.fading, begun), float(scenario.antennas)
+    if not isinstance(slot, int):
+        fading = torch.where(slot >= 0, fading, mean)
+    elif slot < 0:
+        fading = torch.full_like(fading, mean)
     noise_w: float | Tensor = scenario.noise_w
     if scenario.other_cells:
-        noise_w = noise_w + of_slot(round_.other_cells_w)
-    now = Air(gain, noise_w, of_slot(round_.direction))
-    chance = gain.new_empty(episodes, 0)
-    return SlotAir(now, now, round_.ready_slot <= slot, chance)
+        noise_w = noise_w + _of_slot(round_.other_cells_w, begun)
+    gain = round_.alpha[:, :, None] * fading
+    return Air(gain, noise_w, _of_slot(round_.direction, begun))
 
 
 def heard(scenario: Scenario, air: Air, band: Tensor, power_w: Tensor) -> Tensor:
-    """Everybody's SINR in this air: [episode, client]."""
+    """Everybody's SINR in this air: [episode, client], or with the air's axes in front."""
     noise_w = air.noise_w
     if isinstance(noise_w, Tensor):
-        noise_w = noise_w.gather(-1, band)
+        noise_w = noise_w.gather(-1, band.expand(*noise_w.shape[:-1], -1))
     if scenario.antennas == 1:
         return sinr(air.gain, band, power_w, noise_w)
     return array_sinr(air.gain, air.direction, band, power_w, noise_w, scenario.receiver)
+
+
+def _stacked(now: float | Tensor, known: float | Tensor) -> float | Tensor:
+    """[(now, known), ...]; of a number, or of nothing, one is enough."""
+    if isinstance(now, Tensor) and isinstance(known, Tensor) and now.numel():
+        return torch.stack([now, known])
+    return now
 
 
 def play_slot(
@@ -338,9 +371,12 @@ def play_slot(
     active = ~progress.finished
     sends = active & air.ready if air.ready.shape[-1] else active
     power_w = scenario.power_w[action.level] * sends
-    ratio = heard(scenario, air.now, action.band, power_w)
-    rate = rate_bps(ratio, scenario.bandwidth_hz)
+    if air.known is air.now:
+        ratio = known = heard(scenario, air.now, action.band, power_w)
+    else:  # both at once
+        both = Air(*map(_stacked, air.now, air.known))
+        ratio, known = heard(scenario, both, action.band, power_w).unbind()
+    state, rate = scenario.link.send(progress.link_state, ratio, known, air.chance)
     bits = delivered_bits(rate, scenario.slot_s, progress.remaining_bits)
     after = progress.remaining_bits - bits
-    result = SlotResult(rate, bits, finished_now=active & (after <= 0))
-    return Progress(after, progress.link_state), result
+    return Progress(after, state), SlotResult(rate, bits, finished_now=active & (after <= 0))
