@@ -12,7 +12,7 @@ from fedfade.agents import Trainer
 from fedfade.config import Config, changed, idle, load_config
 from fedfade.config.idle import IDLE
 from fedfade.learning import Federation, learning_curve, load_data
-from fedfade.radio import Cell, Channel, OtherCells, array_sinr, sample_drops
+from fedfade.radio import Cell, Channel, OtherCells, sample_drops, sinr
 from fedfade.storage import write_npz
 
 SMALL = ["radio.slots=6", "learning.clients=3", "learning.data=digits", "run.rounds=4"]
@@ -51,7 +51,8 @@ def gains(config: Config) -> torch.Tensor:
     seen = [drawn.gain, places.gain_db, others]
     if radio.receive_antennas > 1:
         alike = torch.ones(drawn.gain.shape[:-1])
-        seen.append(array_sinr(*drawn, alike.long(), alike, 1.0, radio.receiver))
+        gain, direction = drawn
+        seen.append(sinr(gain, alike.long(), alike, 1.0, direction, radio.receiver))
     return torch.cat([part.flatten() for part in seen])
 
 

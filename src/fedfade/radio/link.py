@@ -31,11 +31,26 @@ def noise_w(radio: RadioConfig) -> float:
     return float(10.0 ** ((radio.noise_dbm - 30.0) / 10.0))
 
 
-def sinr(gain: Tensor, band: Tensor, power_w: Tensor, noise_w: Tensor | float) -> Tensor:
+def sinr(
+    gain: Tensor,
+    band: Tensor,
+    power_w: Tensor,
+    noise_w: Tensor | float,
+    direction: Tensor | None = None,
+    receiver: str = "mmse",
+) -> Tensor:
     """Signal to interference and noise ratio of each client: [..., client] (paper: eq. 10).
 
     Clients on the same sub-band disturb each other (paper: eq. 11); power 0 means silent: no
-    signal and no interference. Gains may have axes in front that the choices lack.
+    signal and no interference. Noise is a number, or [..., band]. Gains, noise and directions may
+    have axes in front that the choices lack.
+
+    With several antennas the gain is that of all together, and `direction` [..., client, band,
+    antenna, 2] the unit vectors u in which it arrives, real and imaginary parts. The receiver `mrc`
+    listens in the client's own direction, so another is heard with |u_n^H u_k|^2 of its power.
+    `mmse` listens where the client stands out most from the others and the noise: SINR =
+    s_n u_n^H (I + sum over others of s_k u_k u_k^H)^-1 u_n with received SNRs s. Alone on a
+    sub-band, both hear a client with its whole gain.
 
     >>> gain = torch.tensor([[4.0, 1.0], [2.0, 3.0]])             # [client, band]
     >>> sinr(gain, torch.tensor([0, 0]), torch.tensor([1.0, 1.0]), 1.0)   # share band 0
@@ -45,49 +60,29 @@ def sinr(gain: Tensor, band: Tensor, power_w: Tensor, noise_w: Tensor | float) -
     """
     where = band if gain.ndim == band.ndim + 1 else band.expand(gain.shape[:-1])
     heard = power_w * gain.gather(-1, where.unsqueeze(-1)).squeeze(-1)
+    if isinstance(noise_w, Tensor):
+        noise_w = noise_w.gather(-1, where)
+    oneself = torch.eye(band.shape[-1], dtype=torch.bool, device=band.device)
+    together = (band.unsqueeze(-1) == band.unsqueeze(-2)) & ~oneself  # [..., client, other]
+    if direction is not None and direction.shape[-2]:
+        flat = direction.flatten(-2)
+        place = where[..., None, None].expand(*where.shape, 1, flat.shape[-1])
+        unit = flat.gather(-2, place).squeeze(-2)  # [..., client, (antenna, part)]
+        return _combined(heard / noise_w, together, unit, receiver)
     # The others are summed one by one: (everything on the band) - (own signal) would lose a
     # weak neighbour, and the noise, in the rounding of a strong own signal.
-    together = band.unsqueeze(-1) == band.unsqueeze(-2)  # [..., client, other]
-    oneself = torch.eye(band.shape[-1], dtype=torch.bool, device=band.device)
-    others = torch.where(together & ~oneself, heard.unsqueeze(-2), 0.0).sum(-1)
+    others = torch.where(together, heard.unsqueeze(-2), 0.0).sum(-1)
     return heard / (others + noise_w)
 
 
-def array_sinr(
-    gain: Tensor,
-    direction: Tensor,
-    band: Tensor,
-    power_w: Tensor,
-    noise_w: Tensor | float,
-    receiver: str,
-) -> Tensor:
-    """The same with several antennas, combined anew for every client: [..., client].
-
-    `gain` is that of all antennas together, `direction` [..., client, band, antenna, 2] the unit
-    vectors u in which it arrives, real and imaginary parts. `mrc` listens in the client's own
-    direction, so another is heard with |u_n^H u_k|^2 of its power. `mmse` listens where the client
-    stands out most from the others and the noise: SINR = s_n u_n^H (I + sum over others of
-    s_k u_k u_k^H)^-1 u_n with received SNRs s. Alone on a sub-band, both hear a client with its
-    whole gain. `noise_w` [..., client] or a number, alike at every antenna.
-
-    >>> gain = torch.tensor([[8.0], [8.0]])                      # [client, band]
-    >>> apart = torch.tensor([[[[1.0, 0], [0, 0]]], [[[0, 0], [1, 0]]]])
-    >>> on = torch.tensor([0, 0]), torch.tensor([1.0, 1.0])
-    >>> array_sinr(gain, apart, *on, 1.0, "mmse")                # as if each were alone
-    tensor([8., 8.])
-    """
-    flat, band = direction.flatten(-2), band.expand(gain.shape[:-1])
-    place = band[..., None, None].expand(*band.shape, 1, flat.shape[-1])
-    unit = flat.gather(-2, place).squeeze(-2)  # [..., client, (antenna, part)]
-    heard = power_w * gain.gather(-1, band.unsqueeze(-1)).squeeze(-1) / noise_w
-    oneself = torch.eye(band.shape[-1], dtype=torch.bool, device=band.device)
-    together = (band.unsqueeze(-1) == band.unsqueeze(-2)) & ~oneself  # [..., client, other]
-    others = torch.where(together, heard.unsqueeze(-2), 0.0)
+def _combined(snr: Tensor, together: Tensor, unit: Tensor, receiver: str) -> Tensor:
+    """SINR after combining antennas, from the received SNR of each: [..., client]."""
+    others = torch.where(together, snr.unsqueeze(-2), 0.0)  # [..., client, other]
     if receiver == "mrc":
-        return heard / (1.0 + (others * coupling(unit)).sum(-1))
+        return snr / (1.0 + (others * coupling(unit)).sum(-1))
     # Double precision: next to a neighbour of 80 dB the noise would be lost in its rounding.
     way = kept_by_solving if unit.device.type == "cpu" else kept_by_elimination
-    return heard * way(unit.double(), others.double()).to(heard.dtype)
+    return snr * way(unit.double(), others.double()).to(snr.dtype)
 
 
 def coupling(unit: Tensor) -> Tensor:

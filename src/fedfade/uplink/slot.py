@@ -14,7 +14,6 @@ from fedfade.config import Config
 from fedfade.learning import Payload
 from fedfade.radio import (
     LoadedLink,
-    array_sinr,
     db_to_linear,
     dbm_to_w,
     delivered_bits,
@@ -346,16 +345,6 @@ def _air(scenario: Scenario, round_: Round, slot: int | Tensor) -> Air:
     return Air(gain, noise_w, _of_slot(round_.direction, begun))
 
 
-def heard(scenario: Scenario, air: Air, band: Tensor, power_w: Tensor) -> Tensor:
-    """Everybody's SINR in this air: [episode, client], or with the air's axes in front."""
-    noise_w = air.noise_w
-    if isinstance(noise_w, Tensor):
-        noise_w = noise_w.gather(-1, band.expand(*noise_w.shape[:-1], -1))
-    if scenario.antennas == 1:
-        return sinr(air.gain, band, power_w, noise_w)
-    return array_sinr(air.gain, air.direction, band, power_w, noise_w, scenario.receiver)
-
-
 def _stacked(now: float | Tensor, known: float | Tensor) -> float | Tensor:
     """[(now, known), ...]; of a number, or of nothing, one is enough."""
     if isinstance(now, Tensor) and isinstance(known, Tensor) and now.numel():
@@ -371,11 +360,10 @@ def play_slot(
     active = ~progress.finished
     sends = active & air.ready if air.ready.shape[-1] else active
     power_w = scenario.power_w[action.level] * sends
-    if air.known is air.now:
-        ratio = known = heard(scenario, air.now, action.band, power_w)
-    else:  # both at once
-        both = Air(*map(_stacked, air.now, air.known))
-        ratio, known = heard(scenario, both, action.band, power_w).unbind()
+    adapts = air.known is not air.now
+    gain, noise_w, direction = map(_stacked, air.now, air.known) if adapts else air.now
+    found = sinr(gain, action.band, power_w, noise_w, direction, scenario.receiver)
+    ratio, known = found.unbind() if adapts else (found, found)
     state, rate = scenario.link.send(progress.link_state, ratio, known, air.chance)
     bits = delivered_bits(rate, scenario.slot_s, progress.remaining_bits)
     after = progress.remaining_bits - bits
