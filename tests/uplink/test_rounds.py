@@ -6,8 +6,7 @@ import torch
 from fedfade.config import Config, load_config
 from fedfade.experiments.uploads import Uplink
 from fedfade.radio import Cell, noise_w
-from fedfade.uplink import ManyRounds, Rounds, gradient_source, layout_seeds
-from fedfade.uplink.parts import mean_snr
+from fedfade.uplink import ManyRounds, Rounds, gradient_source, layout_seeds, mean_snr
 from fedfade.uplink.rounds import cycle_seed
 
 ROUNDS = 2  # of a cycle

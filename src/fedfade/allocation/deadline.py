@@ -14,13 +14,13 @@ from torch import Tensor
 from fedfade.allocation.assignment import assign
 from fedfade.allocation.policy import BuiltInPolicy, View, full_power
 from fedfade.uplink import Action
-from fedfade.uplink.plan import best_rate, shortest_first
+from fedfade.uplink.plan import planned_rate, shortest_first
 
 
 def bits_per_slot(view: View) -> Tensor:
     """What a client is expected to send in a slot alone on a sub-band: [episode, client]."""
     scenario = view.scenario
-    rate = best_rate(view.snr, 1, scenario.fading_shape)
+    rate = planned_rate(scenario, view.snr)
     return (rate * scenario.bandwidth_hz * scenario.slot_s).clamp(min=1e-20)
 
 

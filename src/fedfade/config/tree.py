@@ -149,6 +149,14 @@ class RadioConfig(_Branch):
     noise_figure_db: Decibel = _is(5.0, "receiver noise figure")
     antenna_gain_dbi: Decibel = _is(8.0, "base-station antenna gain")
     client_antenna_gain_dbi: Decibel = _is(0.0, "antenna gain of a client")
+    receive_antennas: Whole = _is(
+        1, "antennas of the base station, in a line half a wavelength apart", ge=1, le=64
+    )
+    receiver: Literal["mrc", "mmse"] = _is(
+        "mmse",
+        "what several antennas are combined for: most signal, or most signal over interference "
+        "and noise",
+    )
     link: LinkName = _is("shannon", "what gets through of a slot at an SINR")
     link_overhead: Kept = _is(0.0, "link capped, nr: share of a slot for pilots and control")
     link_delay_slots: Whole = _is(1, "age of the SINR that a link adapts to (nr)", ge=0, le=100_000)
@@ -160,6 +168,9 @@ class RadioConfig(_Branch):
             yield "radio.traces", "null", "a path when radio.source is 'traces'"
         if self.source != "traces" and self.traces is not None:
             yield "radio.traces", self.traces, "null unless radio.source is 'traces'"
+        if self.source == "traces" and self.receive_antennas > 1:
+            allowed = "1 when radio.source is 'traces', whose gains are those of one antenna"
+            yield "radio.receive_antennas", self.receive_antennas, allowed
         levels = self.power_levels_dbm
         for wrong, allowed in (
             (max(levels) <= SILENT_DBM, "a list with at least one level above -100 dBm"),
@@ -181,6 +192,16 @@ class RadioConfig(_Branch):
     def antennas_dbi(self) -> float:
         """Antenna gain of both ends."""
         return self.antenna_gain_dbi + self.client_antenna_gain_dbi
+
+    @property
+    def fading_shape(self) -> int:
+        """Shape of the gamma distribution nearest to a sub-band's fading at one antenna.
+
+        Rayleigh, 1, at one frequency; a mean over a sub-band of the clustered channel spreads by
+        3.5 dB instead of 5.6, as a gamma variable of shape 2 does.
+        """
+        averaged = self.subband_gain == "average" and self.subcarriers > 1
+        return 2 if self.source == "gamma" or (self.source == "clustered" and averaged) else 1
 
     @property
     def full_level(self) -> int:
@@ -210,6 +231,15 @@ class CellConfig(_Branch):
     shadowing_decorrelation_m: Metres = _is(13.0, "distance at which its correlation is 1/e")
     ring_snr_db: Decibel = _is(20.0, "ring: mean SNR of every client at full power")
     ring_spread_db: Spread = _is(0.0, "ring: standard deviation of gains, drawn anew every round")
+    interference_cells: Whole = _is(
+        0,
+        "neighbouring cells of the same size whose clients are heard here; 6 all around",
+        ge=0,
+        le=6,
+    )
+    interference_activity: Share = _is(
+        1.0, "share of slots and sub-bands in which somebody sends in a neighbouring cell"
+    )
 
     def _faults(self) -> _Faults:
         if self.min_distance_m >= self.inner_radius_m:

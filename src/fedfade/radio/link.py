@@ -53,6 +53,76 @@ def sinr(gain: Tensor, band: Tensor, power_w: Tensor, noise_w: Tensor | float) -
     return heard / (others + noise_w)
 
 
+def array_sinr(
+    gain: Tensor,
+    direction: Tensor,
+    band: Tensor,
+    power_w: Tensor,
+    noise_w: Tensor | float,
+    receiver: str,
+) -> Tensor:
+    """The same with several antennas, combined anew for every client: [..., client].
+
+    `gain` is that of all antennas together, `direction` [..., client, band, antenna, 2] the unit
+    vectors u in which it arrives, real and imaginary parts. `mrc` listens in the client's own
+    direction, so another is heard with |u_n^H u_k|^2 of its power. `mmse` listens where the client
+    stands out most from the others and the noise: SINR = s_n u_n^H (I + sum over others of
+    s_k u_k u_k^H)^-1 u_n with received SNRs s. Alone on a sub-band, both hear a client with its
+    whole gain. `noise_w` [..., client] or a number, alike at every antenna.
+
+    >>> gain = torch.tensor([[8.0], [8.0]])                      # [client, band]
+    >>> apart = torch.tensor([[[[1.0, 0], [0, 0]]], [[[0, 0], [1, 0]]]])
+    >>> on = torch.tensor([0, 0]), torch.tensor([1.0, 1.0])
+    >>> array_sinr(gain, apart, *on, 1.0, "mmse")                # as if each were alone
+    tensor([8., 8.])
+    """
+    flat = direction.flatten(-2)
+    place = band[..., None, None].expand(*band.shape, 1, flat.shape[-1])
+    unit = flat.gather(-2, place).squeeze(-2)  # [..., client, (antenna, part)]
+    heard = power_w * gain.gather(-1, band.unsqueeze(-1)).squeeze(-1) / noise_w
+    oneself = torch.eye(band.shape[-1], dtype=torch.bool, device=band.device)
+    together = (band.unsqueeze(-1) == band.unsqueeze(-2)) & ~oneself  # [..., client, other]
+    others = torch.where(together, heard.unsqueeze(-2), 0.0)
+    if receiver == "mrc":
+        return heard / (1.0 + (others * coupling(unit)).sum(-1))
+    # Double precision: next to a neighbour of 80 dB the noise would be lost in its rounding.
+    # Complex numbers as pairs, which compilers can merge: u u^H is the sum of two outer products.
+    wide = unit.double()
+    both = torch.stack([wide, _turned(wide)], dim=-1)
+    outer = (both.unsqueeze(-2) * both.unsqueeze(-3)).sum(-1)  # [..., other, pair, pair]
+    covariance = (others.double() @ outer.flatten(-2)).unflatten(-1, outer.shape[-2:])
+    return heard * _inverse_form(covariance, wide).to(heard.dtype)
+
+
+def coupling(unit: Tensor) -> Tensor:
+    """|u_n^H u_k|^2 of unit vectors [..., client, (antenna, part)]: [..., client, other]."""
+    real = (unit.unsqueeze(-2) * unit.unsqueeze(-3)).sum(-1)
+    imaginary = (unit.unsqueeze(-2) * _turned(unit).unsqueeze(-3)).sum(-1)
+    return real.square() + imaginary.square()
+
+
+def _turned(pairs: Tensor) -> Tensor:
+    """i times complex numbers given as pairs: [..., (antenna, part)]."""
+    real, imaginary = pairs.unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack([-imaginary, real], dim=-1).flatten(-2)
+
+
+def _inverse_form(matrix: Tensor, vector: Tensor) -> Tensor:
+    """v^T (I + A)^-1 v of non-negative A [..., n, n], by elimination: [...].
+
+    n steps on the whole batch, in which nothing waits for a device.
+    """
+    total = torch.zeros_like(vector[..., 0])
+    matrix = matrix + torch.eye(vector.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    for _ in range(vector.shape[-1]):
+        pivot, first = matrix[..., 0, 0], vector[..., 0]
+        total = total + first.square() / pivot
+        column = matrix[..., 1:, 0] / pivot.unsqueeze(-1)
+        vector = vector[..., 1:] - column * first.unsqueeze(-1)
+        matrix = matrix[..., 1:, 1:] - column.unsqueeze(-1) * matrix[..., 0, 1:].unsqueeze(-2)
+    return total
+
+
 def rate_bps(ratio: Tensor, bandwidth_hz: float) -> Tensor:
     """Shannon rate B log2(1 + SINR) (paper: eq. 12)."""
     return torch.log1p(ratio) * (bandwidth_hz / math.log(2.0))

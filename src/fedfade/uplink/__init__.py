@@ -34,6 +34,8 @@ from fedfade.uplink.slot import (
     decode_action,
     draw_chance,
     hop,
+    mean_snr,
+    noise_rise_db,
     plain_round,
     play_slot,
     scenario_from_config,

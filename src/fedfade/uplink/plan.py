@@ -33,7 +33,9 @@ def expected_slots(scenario: Scenario, snr: Tensor, bits: Tensor | None = None) 
     """Slots a client alone on a sub-band needs for its bits, a payload if not given:
     [episode, client]."""
     bits = torch.zeros_like(snr) + scenario.payload_bits if bits is None else bits
-    bits_per_slot = ergodic_rate(snr) * scenario.bandwidth_hz * scenario.slot_s
+    # With one antenna as earlier work does: Rayleigh fading, though a sub-band's mean fades less.
+    rate = ergodic_rate(snr) if scenario.antennas == 1 else planned_rate(scenario, snr)
+    bits_per_slot = rate * scenario.bandwidth_hz * scenario.slot_s
     return bits / bits_per_slot.clamp(min=torch.finfo(torch.float32).tiny)
 
 
@@ -60,9 +62,7 @@ class Order(NamedTuple):
 def service_order(scenario: Scenario, snr: Tensor, round_number: Tensor) -> Order:
     """The order of expected times under the scenario's own fading. The order is that of any
     fading; the times of Rayleigh fading would be too long where a sub-band is an average."""
-    bits_per_slot = best_rate(snr, 1, scenario.fading_shape) * (
-        scenario.bandwidth_hz * scenario.slot_s
-    )
+    bits_per_slot = planned_rate(scenario, snr) * (scenario.bandwidth_hz * scenario.slot_s)
     slots = scenario.payload_bits / bits_per_slot.clamp(min=torch.finfo(torch.float32).tiny)
     clients = shortest_first(scenario, slots, round_number)
     return Order(clients, clients.argsort(-1), slots)
@@ -143,6 +143,12 @@ def best_rate(snr: Tensor, choices: float, shape: float) -> Tensor:
     return (torch.log2(1.0 + snr[..., None] * torch.exp(x)) * (best / best.sum())).sum(-1)
 
 
+def planned_rate(scenario: Scenario, snr: Tensor, choices: float = 1) -> Tensor:
+    """`best_rate` of a client alone on a sub-band in this scenario; `snr` at one antenna. Several
+    gather as many times the power, and fade less."""
+    return best_rate(snr * scenario.antennas, choices, scenario.fading_shape)
+
+
 def reserve(
     scenario: Scenario,
     snr: Tensor,
@@ -164,7 +170,7 @@ def reserve(
     whole = torch.zeros_like(snr) + scenario.payload_bits
     remaining_bits = whole if remaining_bits is None else remaining_bits
     choices = range(1, scenario.bands + 1 if choice else 2)
-    rate = torch.stack([best_rate(snr, m, scenario.fading_shape) for m in choices], -1)
+    rate = torch.stack([planned_rate(scenario, snr, m) for m in choices], -1)
     rate = rate * (scenario.bandwidth_hz * scenario.slot_s)  # bits a slot
     alone = rate[..., 0].clamp(min=torch.finfo(torch.float32).tiny)
     slots = remaining_bits / alone  # [episode, client]

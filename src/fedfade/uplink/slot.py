@@ -12,7 +12,16 @@ from torch import Tensor
 
 from fedfade.config import Config
 from fedfade.learning import Payload
-from fedfade.radio import LoadedLink, dbm_to_w, delivered_bits, load_link, noise_w, sinr
+from fedfade.radio import (
+    LoadedLink,
+    array_sinr,
+    db_to_linear,
+    dbm_to_w,
+    delivered_bits,
+    load_link,
+    noise_w,
+    sinr,
+)
 from fedfade.randomness import uniform
 
 _SINGLE_BITS = 2**24
@@ -49,6 +58,9 @@ class Scenario:
     full_power_w: float  # the strongest level
     full_level: int
     silent_level: int
+    antennas: int  # of the base station; fading is what all gather, so its mean is their number
+    receiver: str  # how several are combined
+    other_cells: bool  # clients of other cells are heard
     fading_shape: float  # of the gamma distribution nearest to a sub-band's fading
     reward: RewardWeights
     observe: tuple[str, ...]
@@ -98,10 +110,9 @@ def scenario_from_config(
     """The scenario a config describes; `payload_bits` because `auto` depends on the model."""
     radio, allocation = config.radio, config.allocation
     assert radio.silent_level is not None  # the config's own check
-    # Rayleigh at one frequency; a mean over a sub-band of the clustered channel spreads by
-    # 3.5 dB instead of 5.6, as a gamma variable of shape 2 does.
-    averaged = radio.subband_gain == "average" and radio.subcarriers > 1
-    shaped = radio.source == "gamma" or (radio.source == "clustered" and averaged)
+    # Rays of one cluster reach all antennas: four of the clustered channel's fade like two
+    # (docs/explanation/channel.md). Those of other sources are independent.
+    alike = 0.5 if radio.source == "clustered" else 1.0
     return Scenario(
         clients=config.learning.clients,
         bands=radio.subbands,
@@ -118,7 +129,10 @@ def scenario_from_config(
         full_power_w=float(dbm_to_w(radio.power_levels_dbm[radio.full_level])),
         full_level=radio.full_level,
         silent_level=radio.silent_level,
-        fading_shape=2.0 if shaped else 1.0,
+        antennas=radio.receive_antennas,
+        receiver=radio.receiver,
+        other_cells=config.cell.interference_cells > 0,
+        fading_shape=radio.fading_shape * radio.receive_antennas**alike,
         reward=RewardWeights(**allocation.reward.model_dump()),
         observe=tuple(allocation.observe),
         hide=tuple(allocation.hide),
@@ -135,14 +149,15 @@ class Round(NamedTuple):
     """One round's upload problem; constant while its slots are played."""
 
     alpha: Tensor  # [episode, client] large-scale power gain, linear
-    fading: Tensor  # [episode, slot, client, band] small-scale power gain, unit mean
+    fading: Tensor  # [episode, slot, client, band] small-scale power gain; its mean: antennas
     inner: Tensor  # [episode, client, client] Gram matrix <d_n, d_n'> of the updates
     number: Tensor  # [episode] float, the federated round t
     age: Tensor  # [episode, client] rounds since its update arrived last, or since the first round
-    # What is not there is empty in its last but one or last axis; see `plain_round`.
+    # What is not there is empty: no slots, no antennas, no clients (`plain_round`).
     chance: Tensor  # [episode, slot, client] uniform numbers for the link
     other_cells_w: Tensor  # [episode, slot, band] power received from other cells
-    direction: Tensor  # [episode, slot, client, band, antenna] complex64, of unit norm
+    # Of unit norm, in real and imaginary parts: compilers have no complex numbers.
+    direction: Tensor  # [episode, slot, client, band, antenna, 2]
     ready_slot: Tensor  # [episode, client] first slot in which a client can send
 
     @property
@@ -171,7 +186,7 @@ def plain_round(
         age,
         chance=nothing(episodes, 0, clients) if chance is None else chance,
         other_cells_w=nothing(episodes, 0, bands),
-        direction=nothing(episodes, slots, clients, bands, 0, dtype=torch.complex64),
+        direction=nothing(episodes, slots, clients, bands, 0, 2),
         ready_slot=nothing(episodes, 0),
     )
 
@@ -262,12 +277,33 @@ def arrived(scenario: Scenario, progress: Progress) -> Tensor:
     return torch.where(progress.finished, 1.0, share)
 
 
+def noise_rise_db(scenario: Scenario, round_: Round) -> Tensor:
+    """How far other cells raise the noise, the mean in dB over a round: [episode].
+
+    The base station announces it with the gains, in steps of 0.1 dB. The levels of single slots
+    are known to nobody in advance.
+    """
+    if not scenario.other_cells:
+        return torch.zeros_like(round_.number)
+    rise = torch.log10(1.0 + round_.other_cells_w / scenario.noise_w).mean((1, 2))
+    return torch.round(100.0 * rise) / 10.0
+
+
+def mean_snr(scenario: Scenario, round_: Round) -> Tensor:
+    """Mean SNR at full power at one antenna, other cells counted as noise, as all know it:
+    [episode, client]."""
+    snr = round_.alpha * (scenario.full_power_w / scenario.noise_w)
+    if not scenario.other_cells:
+        return snr
+    return snr / db_to_linear(noise_rise_db(scenario, round_))[:, None]
+
+
 class Air(NamedTuple):
     """What is between the clients and the base station at one time."""
 
     gain: Tensor  # [episode, client, band] H = alpha * h
     noise_w: float | Tensor  # a number, or [episode, band] with what other cells send in it
-    direction: Tensor  # [episode, client, band, antenna], the last axis empty with one antenna
+    direction: Tensor  # [episode, client, band, antenna, 2], of no antenna where there is one
 
 
 class SlotAir(NamedTuple):
@@ -299,16 +335,14 @@ def _air(scenario: Scenario, round_: Round, slot: int | Tensor) -> Air:
     begun = max(slot, 0) if isinstance(slot, int) else slot.clamp(min=0)
     fading = _of_slot(round_.fading, begun)
     if not isinstance(slot, int):
-        fading = torch.where(slot >= 0, fading, 1.0)
+        fading = torch.where(slot >= 0, fading, float(scenario.antennas))
     elif slot < 0:
-        fading = torch.ones_like(fading)
+        fading = torch.full_like(fading, scenario.antennas)
+    noise_w: float | Tensor = scenario.noise_w
+    if scenario.other_cells:
+        noise_w = noise_w + _of_slot(round_.other_cells_w, begun)
     gain = round_.alpha[:, :, None] * fading
-    return Air(gain, scenario.noise_w, _of_slot(round_.direction, begun))
-
-
-def heard(scenario: Scenario, air: Air, band: Tensor, power_w: Tensor) -> Tensor:
-    """Everybody's SINR in this air: [episode, client]."""
-    return sinr(air.gain, band, power_w, air.noise_w)
+    return Air(gain, noise_w, _of_slot(round_.direction, begun))
 
 
 def _stacked(now: float | Tensor, known: float | Tensor) -> float | Tensor:
@@ -316,6 +350,17 @@ def _stacked(now: float | Tensor, known: float | Tensor) -> float | Tensor:
     if isinstance(now, Tensor) and isinstance(known, Tensor) and now.numel():
         return torch.stack([now, known])
     return now
+
+
+def heard(scenario: Scenario, air: Air, band: Tensor, power_w: Tensor) -> Tensor:
+    """Everybody's SINR in this air, or in several stacked: [..., episode, client]."""
+    noise_w = air.noise_w
+    if isinstance(noise_w, Tensor):
+        noise_w = noise_w.gather(-1, band.expand(air.gain.shape[:-1]))
+    if scenario.antennas == 1:
+        return sinr(air.gain, band, power_w, noise_w)
+    band = band.expand(air.gain.shape[:-1])
+    return array_sinr(air.gain, air.direction, band, power_w, noise_w, scenario.receiver)
 
 
 def play_slot(
