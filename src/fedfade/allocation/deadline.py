@@ -87,7 +87,8 @@ class DeadlineMatching(BuiltInPolicy):
         hurry = (needed / view.slots_left) ** self.HURRY
         belongs = members(view, needed, gain, reach=torch.inf)
         weight = torch.where(belongs, hurry, self.BEYOND * hurry).masked_fill(~view.active, 0.0)
-        rate = torch.log2(1.0 + view.received_snr) * (scenario.bandwidth_hz * scenario.slot_s)
+        rate = scenario.link.efficiency(view.received_snr)
+        rate = rate * (scenario.bandwidth_hz * scenario.slot_s)
         band, _ = assign((weight / bits)[..., None] * rate)
         band = band.masked_fill(~view.active, -1)
         memory.sent = band >= 0

@@ -18,6 +18,10 @@ is who shares which sub-band: a best partition of clients, found in three steps.
 With several antennas sharing pays at any SNR, so there is no step 1, and full power or silence is
 no longer known to be enough. Steps 2 and 3 are the same with other values of subsets: exact among
 choices of full power or silence up to 12 clients, a local optimum of these beyond.
+
+All this is for Shannon's rates. Under another link and one antenna, clients are matched to
+sub-bands for the greatest sum of what the link is expected to carry: exact among choices in which
+nobody shares. With several antennas Shannon's rates stand for the link's.
 """
 
 import math
@@ -385,6 +389,10 @@ class MaxSumRate(BuiltInPolicy):
     def act(self, view: View, memory: None) -> Action:
         # Clients that are done have nothing to send and count as silent.
         snr, antennas = view.received_snr * view.active[..., None], None
+        link = view.scenario.link
         if view.direction is not None:
             antennas = Antennas(view.direction, view.scenario.receiver)
+        elif link.name != "shannon":
+            band, _ = assign(link.efficiency(snr))
+            return full_power(view, band.masked_fill(~view.active, -1))
         return full_power(view, _best_bands(snr, antennas))

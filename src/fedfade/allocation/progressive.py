@@ -57,5 +57,5 @@ class ProgressiveMatching(BuiltInPolicy):
     def act(self, view: View, memory: None) -> Action:
         scenario, own = view.scenario, view.scenario.payload_bits
         worth = view.remaining_bits / own * (scenario.mean_payload_bits / own)  # of a bit
-        band, _ = assign(worth[..., None] * torch.log2(1.0 + view.received_snr))
+        band, _ = assign(worth[..., None] * scenario.link.efficiency(view.received_snr))
         return full_power(view, band.masked_fill(~view.active, -1))

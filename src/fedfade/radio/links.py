@@ -49,6 +49,7 @@ class Link(Protocol):
 class LoadedLink:
     """A link with all that is optional; equal texts are equal links."""
 
+    name: str
     text: str
     send: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] = field(repr=False)
     efficiency: Callable[[Tensor], Tensor] = field(repr=False)
@@ -64,8 +65,9 @@ def load_link(radio: RadioConfig, device: torch.device | str = "cpu") -> LoadedL
     if radio.link not in LINKS.built_in:
         send, efficiency = _checked(f"radio.link = {radio.link!r}", made)
     initial = getattr(made, "initial", torch.zeros(0)).to(device)
-    described = (radio.link, radio.link_overhead, radio.capped, radio.nr)
+    described = (radio.link_overhead, radio.capped, radio.nr)
     return LoadedLink(
+        radio.link,
         repr((*described, radio.bandwidth_hz, radio.slot_s)),
         send,
         efficiency,

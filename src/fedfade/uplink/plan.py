@@ -9,16 +9,23 @@ from the others during the round.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedfade.uplink.expected import look_up
 from fedfade.uplink.slot import Scenario
 
 
-def ergodic_rate(snr: Tensor) -> Tensor:
-    """Mean of log2(1 + snr * h) over h ~ Exp(1), in bit/s/Hz: the shape of `snr`.
+def _shannon(ratio: Tensor) -> Tensor:
+    return torch.log2(1.0 + ratio)
+
+
+def ergodic_rate(snr: Tensor, efficiency: Callable[[Tensor], Tensor] = _shannon) -> Tensor:
+    """Mean of log2(1 + snr * h) over h ~ Exp(1), in bit/s/Hz: the shape of `snr`. Another link has
+    another efficiency.
 
     The closed form e^(1/snr) E1(1/snr) / ln 2 overflows at low SNR and exists on no GPU; with
     h = e^x the integrand dies off at both ends so fast that the plain trapezoid rule converges
@@ -26,15 +33,17 @@ def ergodic_rate(snr: Tensor) -> Tensor:
     """
     x = torch.linspace(-16.0, 4.5, 96, dtype=snr.dtype, device=snr.device)
     weight = torch.exp(x - torch.exp(x)) * (x[1] - x[0])
-    return (torch.log2(1.0 + snr[..., None] * torch.exp(x)) * weight).sum(-1)
+    return (efficiency(snr[..., None] * torch.exp(x)) * weight).sum(-1)
 
 
 def expected_slots(scenario: Scenario, snr: Tensor, bits: Tensor | None = None) -> Tensor:
     """Slots a client alone on a sub-band needs for its bits, a payload if not given:
     [episode, client]."""
     bits = torch.zeros_like(snr) + scenario.payload_bits if bits is None else bits
-    # With one antenna as earlier work does: Rayleigh fading, though a sub-band's mean fades less.
-    rate = ergodic_rate(snr) if scenario.antennas == 1 else planned_rate(scenario, snr)
+    if scenario.antennas > 1 or scenario.rate_table is not None:
+        rate = planned_rate(scenario, snr)
+    else:  # as earlier work does: Rayleigh fading, though a sub-band's mean fades less
+        rate = ergodic_rate(snr, scenario.link.efficiency)
     bits_per_slot = rate * scenario.bandwidth_hz * scenario.slot_s
     return bits / bits_per_slot.clamp(min=torch.finfo(torch.float32).tiny)
 
@@ -128,8 +137,14 @@ class Reservation(NamedTuple):
     rank: Tensor  # [episode, client] place in the order of service, 0 first
 
 
-def best_rate(snr: Tensor, choices: float, shape: float) -> Tensor:
-    """Mean of log2(1 + snr * h), h the best of `choices` sub-bands, in bit/s/Hz.
+def best_rate(
+    snr: Tensor,
+    choices: float,
+    shape: float,
+    efficiency: Callable[[Tensor], Tensor] = _shannon,
+) -> Tensor:
+    """Mean of log2(1 + snr * h), h the best of `choices` sub-bands, in bit/s/Hz, or of another
+    link's efficiency.
 
     One sub-band fades like a gamma variable of unit mean: shape 1 is Rayleigh, a mean over many
     subcarriers is nearer to shape 2.
@@ -140,13 +155,16 @@ def best_rate(snr: Tensor, choices: float, shape: float) -> Tensor:
     below = one.cumsum(0) - 0.5 * one
     power = 1.0 + LIKENESS * (choices - 1)
     best = one * below ** (power - 1.0)
-    return (torch.log2(1.0 + snr[..., None] * torch.exp(x)) * (best / best.sum())).sum(-1)
+    return (efficiency(snr[..., None] * torch.exp(x)) * (best / best.sum())).sum(-1)
 
 
-def planned_rate(scenario: Scenario, snr: Tensor, choices: float = 1) -> Tensor:
-    """`best_rate` of a client alone on a sub-band in this scenario; `snr` at one antenna. Several
-    gather as many times the power, and fade less."""
-    return best_rate(snr * scenario.antennas, choices, scenario.fading_shape)
+def planned_rate(scenario: Scenario, snr: Tensor, choices: int = 1) -> Tensor:
+    """Mean rate of a client alone on the best of so many sub-bands, in bit/s/Hz; `snr` at one
+    antenna. Several gather as many times the power, and fade less."""
+    snr = snr * scenario.antennas
+    if scenario.rate_table is not None:
+        return look_up(scenario.rate_table, snr, choices)
+    return best_rate(snr, choices, scenario.fading_shape, scenario.link.efficiency)
 
 
 def reserve(

@@ -22,6 +22,7 @@ from fedfade.radio import (
     sinr,
 )
 from fedfade.randomness import uniform
+from fedfade.uplink.expected import rate_table
 
 _SINGLE_BITS = 2**24
 """float32 tells one bit from the next up to here. Of a larger payload it would lose bits slot by
@@ -53,6 +54,7 @@ class Scenario:
     noise_w: float
     link: LoadedLink  # what gets through of a slot
     link_delay_slots: int  # age of the air it adapts to
+    rate_table: Tensor | None  # what a link that adapts is expected to carry (`expected.py`)
     power_w: Tensor  # [level] transmit power; exactly 0 for the silent level
     full_power_w: float  # the strongest level
     full_level: int
@@ -112,6 +114,7 @@ def scenario_from_config(
     # Rays of one cluster reach all antennas: four of the clustered channel's fade like two
     # (docs/explanation/channel.md). Those of other sources are independent.
     alike = 0.5 if radio.source == "clustered" else 1.0
+    link = load_link(radio, device)
     return Scenario(
         clients=config.learning.clients,
         bands=radio.subbands,
@@ -122,8 +125,9 @@ def scenario_from_config(
         bandwidth_hz=radio.bandwidth_hz,
         slot_s=radio.slot_s,
         noise_w=noise_w(radio),
-        link=load_link(radio, device),
+        link=link,
         link_delay_slots=radio.link_delay_slots,
+        rate_table=rate_table(config).to(device) if link.adapts else None,
         power_w=dbm_to_w(torch.tensor(radio.power_levels_dbm, device=device)),
         full_power_w=float(dbm_to_w(radio.power_levels_dbm[radio.full_level])),
         full_level=radio.full_level,
