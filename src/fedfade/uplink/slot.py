@@ -269,7 +269,7 @@ def start_round(
     if remaining_bits is None:
         remaining_bits = torch.zeros(shape, dtype=dtype, device=scenario.device)
         remaining_bits = remaining_bits + scenario.payload_bits
-    return Progress(remaining_bits.to(dtype), scenario.link.initial.expand(*shape, -1))
+    return Progress(remaining_bits.to(dtype), scenario.link.initial.repeat(*shape, 1))
 
 
 def arrived(scenario: Scenario, progress: Progress) -> Tensor:
