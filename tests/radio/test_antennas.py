@@ -11,8 +11,9 @@ from torch import Tensor
 
 from fedfade.config import CellConfig, RadioConfig, load_config
 from fedfade.errors import UserError
-from fedfade.radio import Cell, Channel, LargeScale, SmallScale, array_sinr, coupling, sinr
+from fedfade.radio import Cell, Channel, LargeScale, SmallScale, coupling, sinr
 from fedfade.radio.fading import ClusteredFading
+from fedfade.radio.link import kept_by_elimination, kept_by_solving
 from fedfade.radio.microcell import table
 from fedfade.radio.rays import angle_spread, draw_departures, draw_quadriga
 from fedfade.randomness import fold, stream
@@ -178,7 +179,7 @@ def a_slot(clients: int, antennas: int, spread_db: float = 40.0) -> dict[str, Te
 @pytest.mark.parametrize(("clients", "antennas"), [(2, 2), (6, 4), (9, 3)])
 def test_mmse_is_what_a_plain_solve_says(clients: int, antennas: int) -> None:
     slot, noise = a_slot(clients, antennas), 0.5
-    found = array_sinr(**slot, noise_w=noise, receiver="mmse")
+    found = sinr(**slot, noise_w=noise, receiver="mmse")
     gain, pairs, band, power = (value.numpy() for value in slot.values())
     unit = pairs.astype(float).view(complex)[..., 0]
     for e, n in np.ndindex(found.shape):
@@ -201,7 +202,7 @@ def test_mmse_hears_no_less_than_mrc_and_no_more_than_silence_around(
     clients: int, antennas: int
 ) -> None:
     slot = a_slot(clients, antennas)
-    mrc, mmse = (array_sinr(**slot, noise_w=1.0, receiver=r) for r in ("mrc", "mmse"))
+    mrc, mmse = (sinr(**slot, noise_w=1.0, receiver=r) for r in ("mrc", "mmse"))
     alone = slot["power_w"] * slot["gain"].gather(-1, slot["band"][..., None])[..., 0]
     assert (mmse >= mrc * (1 - 1e-5)).all()
     assert (mmse <= alone * (1 + 1e-5)).all()
@@ -210,7 +211,7 @@ def test_mmse_hears_no_less_than_mrc_and_no_more_than_silence_around(
 
 def test_mrc_is_heard_in_its_own_direction() -> None:
     slot = a_slot(4, 3)
-    found = array_sinr(**slot, noise_w=2.0, receiver="mrc")
+    found = sinr(**slot, noise_w=2.0, receiver="mrc")
     place = slot["band"][..., None]
     heard = slot["power_w"] * slot["gain"].gather(-1, place)[..., 0]
     unit = torch.view_as_complex(slot["direction"])
@@ -229,9 +230,17 @@ def test_from_one_direction_several_antennas_hear_as_one_does(receiver: str) -> 
     """With all in one direction nothing can be told apart; 60 dB stress the elimination."""
     slot = a_slot(5, 4, spread_db=60.0)
     slot["direction"] = slot["direction"][:, :1, :1].expand_as(slot["direction"])
-    found = array_sinr(**slot, noise_w=1.0, receiver=receiver)
+    found = sinr(**slot, noise_w=1.0, receiver=receiver)
     one = sinr(slot["gain"], slot["band"], slot["power_w"], 1.0)
     torch.testing.assert_close(found, one, rtol=1e-3, atol=1e-6)
+
+
+def test_both_ways_to_mmse_agree() -> None:
+    slot = a_slot(6, 4, spread_db=70.0)
+    unit = slot["direction"][:, :, 0].flatten(-2).double()
+    others = slot["gain"][:, :, 0].double().unsqueeze(-2) * (1.0 - torch.eye(6))
+    one, other = kept_by_solving(unit, others), kept_by_elimination(unit, others)
+    torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-12)
 
 
 # --- bad input ------------------------------------------------------------------------------------

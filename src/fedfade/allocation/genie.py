@@ -61,7 +61,7 @@ def _fit_prices(payloads: Tensor, places: int) -> Tensor:
         better = value < best_value
         best_price = torch.where(better[:, None], price, best_price)
         best_value = torch.where(better, value, best_value)
-        won = torch.zeros_like(payloads).scatter(-2, winner.indices, 1.0)
+        won = torch.nn.functional.one_hot(winner.indices, clients).sum(-3).transpose(-1, -2)
         slope = (won * payloads).sum((1, 3)) - 1.0  # payloads served beyond the one needed
         price = (price - 0.3 / math.sqrt(step + 1.0) * slope).clamp(0.0, 1.0)
     return best_price

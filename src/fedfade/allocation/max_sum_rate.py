@@ -37,7 +37,7 @@ from fedfade.allocation.assignment import assign
 from fedfade.allocation.policy import BuiltInPolicy, View, full_power
 from fedfade.device import spare_bytes
 from fedfade.errors import not_allowed
-from fedfade.radio import array_sinr, coupling, sinr
+from fedfade.radio import coupling, sinr
 from fedfade.uplink import Action
 
 EXACT_CLIENTS = 12
@@ -152,11 +152,10 @@ def _searched(snr: Tensor, antennas: Antennas | None = None) -> Tensor:
 def sum_rate_nats(snr: Tensor, band: Tensor, antennas: Antennas | None = None) -> Tensor:
     """Sum over clients of ln(1 + SINR) for a given choice (-1: silent): [...]."""
     gain, power = snr.expand(*band.shape, snr.shape[-1]), (band >= 0).to(snr.dtype)
-    if antennas is None:
-        return torch.log1p(sinr(gain, band.clamp(min=0), power, 1.0)).sum(-1)
-    direction = antennas.direction.expand(*gain.shape, -1, -1)
-    choice = (band.clamp(min=0), power, 1.0, antennas.receiver)
-    return torch.log1p(array_sinr(gain, direction, *choice)).sum(-1)
+    how = ()
+    if antennas is not None:
+        how = (antennas.direction.expand(*gain.shape, -1, -1), antennas.receiver)
+    return torch.log1p(sinr(gain, band.clamp(min=0), power, 1.0, *how)).sum(-1)
 
 
 # --- step 2: subset convolution --------------------------------------------------------------

@@ -13,7 +13,6 @@ from fedfade.radio.cell import Cell, LargeScale, Trajectory
 from fedfade.radio.channel import Channel, SmallScale
 from fedfade.radio.fading import FadingSource
 from fedfade.radio.link import (
-    array_sinr,
     coupling,
     db_to_linear,
     dbm_to_w,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedfade.config import CellConfig, Config, RadioConfig
-from fedfade.radio import Cell, Channel, db_to_linear, load_link
+from fedfade.radio import Cell, Channel, OtherCells, db_to_linear, load_link, noise_w
 from fedfade.randomness import fold, stream, uniform
 
 LOWEST_DB, STEP_DB, POINTS = -20.0, 2.0, 36
@@ -36,6 +36,10 @@ def _played(radio_text: str, cell_text: str, clients: int) -> Tensor:
     walk = Cell(cell, radio, clients).trajectory([seed], rounds=1)
     rounds = range(-(-_DROPS // clients))
     gain = Channel(radio, cell, clients).small_scale_gain([seed], 0, rounds, walk)[0]
+    if cell.interference_cells:  # its level about the mean that is announced
+        others = OtherCells(cell, radio, clients).levels_w([seed], [seed], [0], rounds)[0, 0]
+        level = torch.log(1.0 + others / noise_w(radio))  # [episode, slot, band]
+        gain = gain / torch.exp(level - level.mean())[:, :, None]
     gain = gain.transpose(0, 1).flatten(1, 2) / radio.receive_antennas  # [slot, drop, band]
     now, known = _of_best(gain, radio.link_delay_slots)  # [slot, choices x drop]
     link, bands, drops = load_link(radio), radio.subbands, gain.shape[1]

@@ -14,7 +14,6 @@ from fedfade.config import Config
 from fedfade.learning import Payload
 from fedfade.radio import (
     LoadedLink,
-    array_sinr,
     db_to_linear,
     dbm_to_w,
     delivered_bits,
@@ -335,13 +334,14 @@ def _of_slot(by_slot: Tensor, slot: int | Tensor) -> Tensor:
 
 
 def _air(scenario: Scenario, round_: Round, slot: int | Tensor) -> Air:
-    """The air in a slot (paper: eq. 9). Before the first, mean gains are all that is known."""
+    """The air in a slot (paper: eq. 9). Before the first, mean gains are all that is known, and the
+    level and the directions that it begins with."""
     begun = max(slot, 0) if isinstance(slot, int) else slot.clamp(min=0)
-    fading = _of_slot(round_.fading, begun)
+    fading, mean = _of_slot(round_.fading, begun), float(scenario.antennas)
     if not isinstance(slot, int):
-        fading = torch.where(slot >= 0, fading, float(scenario.antennas))
+        fading = torch.where(slot >= 0, fading, mean)
     elif slot < 0:
-        fading = torch.full_like(fading, scenario.antennas)
+        fading = torch.full_like(fading, mean)
     noise_w: float | Tensor = scenario.noise_w
     if scenario.other_cells:
         noise_w = noise_w + _of_slot(round_.other_cells_w, begun)
@@ -356,17 +356,6 @@ def _stacked(now: float | Tensor, known: float | Tensor) -> float | Tensor:
     return now
 
 
-def heard(scenario: Scenario, air: Air, band: Tensor, power_w: Tensor) -> Tensor:
-    """Everybody's SINR in this air, or in several stacked: [..., episode, client]."""
-    noise_w = air.noise_w
-    if isinstance(noise_w, Tensor):
-        noise_w = noise_w.gather(-1, band.expand(air.gain.shape[:-1]))
-    if scenario.antennas == 1:
-        return sinr(air.gain, band, power_w, noise_w)
-    band = band.expand(air.gain.shape[:-1])
-    return array_sinr(air.gain, air.direction, band, power_w, noise_w, scenario.receiver)
-
-
 def play_slot(
     scenario: Scenario, progress: Progress, air: SlotAir, action: Action
 ) -> tuple[Progress, SlotResult]:
@@ -375,11 +364,10 @@ def play_slot(
     active = ~progress.finished
     sends = active & air.ready if air.ready.shape[-1] else active
     power_w = scenario.power_w[action.level] * sends
-    if air.known is air.now:
-        ratio = known = heard(scenario, air.now, action.band, power_w)
-    else:  # both at once
-        both = Air(*map(_stacked, air.now, air.known))
-        ratio, known = heard(scenario, both, action.band, power_w).unbind()
+    adapts = air.known is not air.now
+    gain, noise_w, direction = map(_stacked, air.now, air.known) if adapts else air.now
+    found = sinr(gain, action.band, power_w, noise_w, direction, scenario.receiver)
+    ratio, known = found.unbind() if adapts else (found, found)
     state, rate = scenario.link.send(progress.link_state, ratio, known, air.chance)
     bits = delivered_bits(rate, scenario.slot_s, progress.remaining_bits)
     after = progress.remaining_bits - bits
