@@ -121,11 +121,11 @@ def test_a_link_that_does_it_wrong(
 
 
 def test_link_adaptation_knows_what_was_some_slots_ago(make_round: Any) -> None:
-    """Before the first slot it knows the mean; an int and a tensor for the slot are the same."""
+    """A round begins with a measurement; an int and a tensor for the slot are the same."""
     scenario, round_ = make_round(overrides=("radio.link=nr", "radio.link_delay_slots=2"))
     for slot in (0, 1, 2, 7):
         air = slot_air(scenario, round_, slot)
-        seen = round_.fading[:, slot - 2] if slot >= 2 else torch.ones_like(round_.fading[:, 0])
+        seen = round_.fading[:, max(slot - 2, 0)]
         assert torch.equal(air.known.gain, round_.alpha[:, :, None] * seen)
         for one, other in zip(slot_air(scenario, round_, torch.tensor([slot])), air, strict=True):
             for part, same in zip(one, other, strict=True):
