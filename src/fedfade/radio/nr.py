@@ -12,7 +12,7 @@ combining), so many times; then its bits wait for a block of their own.
     outer loop              the base station measures every slot it hears. So it knows how likely
                             its scheme was to fail, and moves by step (target - error)/(1 - target)
 
-Where acknowledgements are drawn, the state of a client is the loop's offset and the block that is to
+Where acknowledgements are drawn, a client's state is the loop's offset and the block that is to
 be sent again: tries left, row and rate of the scheme, SINR so far, and its luck, drawn when it was
 begun: it gets through once its error is no greater. Where they are expected, the state is the
 offset, how likely a block is begun in the next slot, and the blocks begun in the last R slots, the
