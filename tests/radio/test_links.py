@@ -105,6 +105,18 @@ def test_the_page(my_link: Path, fedfade: Callable[..., Any]) -> None:
     assert link.efficiency(torch.tensor([2.9, 3.1])).tolist() == [0.0, 2.0]
 
 
+def test_a_picture_of_a_link(my_link: Path, fedfade: Callable[..., Any]) -> None:
+    for words in ([], ["--set", "radio.link=my_link:OneScheme"]):
+        answer = fedfade("channel", "link", "--out", "link.png", *words)
+        assert answer.code == 0, answer.err
+        assert Path("link.png").stat().st_size > 10_000
+        row = next(line.split() for line in answer.out.splitlines() if line.split()[0] == "20")
+        assert row[1:3] == ["6.66", "4.76"]  # Shannon, capped
+        assert row[3] == ("2.00" if words else "4.76")
+    wrong = fedfade("channel", "link", "--out", "link.txt")
+    assert (wrong.code, wrong.err.count("\n")) == (2, 1)
+
+
 _SEND = "def send(self, state, ratio, known, chance):"
 WRONG = {
     f"{_SEND} return state, ratio.double()": "rate torch.float64",
