@@ -3,6 +3,8 @@
 A hook of MkDocs (mkdocs.yml). The pages stay readable where they are; the site is built from them.
 """
 
+import base64
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -30,7 +32,35 @@ OUTSIDE = {
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for uri, name in OUTSIDE.items():
         files.append(File.generated(config, uri, content=(ROOT / name).read_text()))
+    for notebook in (ROOT / "docs" / "tutorials").glob("*.ipynb"):
+        for name, content in as_page(notebook).items():
+            files.append(File.generated(config, f"tutorials/{name}", content=content))
     return files
+
+
+def as_page(notebook: Path) -> dict[str, str | bytes]:
+    """A tutorial as Markdown, and its pictures, by file name. The notebook is there to download."""
+    name, files, text = notebook.stem, {}, []
+    for number, cell in enumerate(json.loads(notebook.read_text())["cells"]):
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            text.append(source)
+            continue
+        text.append(f"```python\n{source.rstrip(';')}\n```")
+        for part, output in enumerate(cell["outputs"]):
+            data = {kind: "".join(lines) for kind, lines in output.get("data", {}).items()}
+            if "image/png" in data:
+                picture = f"{name}-{number}-{part}.png"
+                files[picture] = base64.b64decode(data["image/png"])
+                text.append(f"![what the cell draws]({picture})")
+            elif "text/html" in data:  # a table
+                text.append(re.sub(r"<style.*?</style>", "", data["text/html"], flags=re.S))
+            else:
+                shown = data.get("text/plain") or "".join(output["text"])
+                text.append(f"```text\n{shown.rstrip()}\n```")
+    title, *rest = text[0].split("\n", 1)
+    link = f'<a href="{notebook.name}" download>Download this notebook</a>'
+    return {f"{name}.md": "\n\n".join([title, link, *rest, *text[1:]]), **files}
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -55,6 +85,7 @@ def _link(page: Page, link: re.Match[str]) -> str:
         found = moved[found]
     elif found.startswith("docs/"):
         found = found.removeprefix("docs/")
+        found = re.sub(r"\.ipynb$", ".md", found)  # as `as_page` makes it
     else:
         return text
     relative = os.path.relpath(found, os.path.dirname(uri) or ".")
