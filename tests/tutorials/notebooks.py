@@ -26,7 +26,9 @@ def read(path: Path) -> NotebookNode:
 
 def run(notebook: NotebookNode, folder: Path, timeout_s: int = 240) -> NotebookNode:
     """The notebook as it is after all its cells were run in a folder, in a process of its own."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the kernel inherits it
+    here = Path(sys.executable).parent  # where the command `fedfade` is
+    os.environ["PATH"] = f"{here}{os.pathsep}{os.environ.get('PATH', '')}"  # the kernel inherits it
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     where = {"metadata": {"path": str(folder)}}
     client = NotebookClient(notebook, timeout=timeout_s, kernel_name="python3", resources=where)
     return client.execute()
