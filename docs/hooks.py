@@ -4,11 +4,14 @@ A hook of MkDocs (mkdocs.yml). The pages stay readable where they are; the site 
 """
 
 import base64
+import inspect
 import json
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+
+from typing import get_type_hints
 
 import click
 import griffe
@@ -19,6 +22,7 @@ from mkdocs.structure.pages import Page
 
 from fedfade.app import app
 from fedfade.config import Config, render_config
+from fedfade.experiments.metrics import Row, Shown
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = {
@@ -64,7 +68,8 @@ def as_page(notebook: Path) -> dict[str, str | bytes]:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    for mark, lines in {"configuration": fields, "commands": commands}.items():
+    made = {"configuration": fields, "commands": commands, "metrics": columns}
+    for mark, lines in made.items():
         marked = f"<!-- generated: {mark} -->"
         if marked in markdown:
             markdown = markdown.replace(marked, "\n".join(lines()))
@@ -125,6 +130,26 @@ _FIELD = re.compile(r"( *)(\w+):(?: (.+?))?  # (.*)")
 
 def _cell(text: object) -> str:
     return " ".join(str(text).split()).replace("|", "\\|")
+
+
+def columns() -> Iterator[str]:
+    """Every column of metrics.csv: what it is by the comment in the source, and what tables and
+    the report make of it."""
+    yield "| column | what | in tables |\n|---|---|---|"
+    about = {
+        name: (above or behind).replace("    #", "").strip(" #")
+        for above, name, behind in _COLUMN.findall(inspect.getsource(Row))
+    }
+    about |= dict.fromkeys(("seed", "policy", "round"), "which line it is")
+    for name, hint in get_type_hints(Row, include_extras=True).items():
+        text = about[name] or ("their numbers" if name.endswith("_clients") else "")
+        if not text:
+            raise ValueError(f"{name} of experiments/metrics.py: Row needs a comment")
+        shown = [one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Shown)]
+        yield f"| `{name}` | {_cell(text)} | {', '.join(f'`{one.heading}`' for one in shown)} |"
+
+
+_COLUMN = re.compile(r"^((?:    # .*\n)*)    (\w+): (?:[^#\n]*)(#.*)?$", re.M)
 
 
 def commands() -> Iterator[str]:
