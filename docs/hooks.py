@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-
 from typing import get_type_hints
 
 import click
@@ -142,11 +141,13 @@ def columns() -> Iterator[str]:
     }
     about |= dict.fromkeys(("seed", "policy", "round"), "which line it is")
     for name, hint in get_type_hints(Row, include_extras=True).items():
-        text = about[name] or ("their numbers" if name.endswith("_clients") else "")
+        notes = getattr(hint, "__metadata__", ())
+        text = about[name] or next((one.label for one in notes if hasattr(one, "label")), "")
+        text = text or ("their numbers" if name.endswith("_clients") else "")
         if not text:
             raise ValueError(f"{name} of experiments/metrics.py: Row needs a comment")
-        shown = [one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Shown)]
-        yield f"| `{name}` | {_cell(text)} | {', '.join(f'`{one.heading}`' for one in shown)} |"
+        shown = ", ".join(f"`{one.heading}`" for one in notes if isinstance(one, Shown))
+        yield f"| `{name}` | {_cell(text)} | {shown} |"
 
 
 _COLUMN = re.compile(r"^((?:    # .*\n)*)    (\w+): (?:[^#\n]*)(#.*)?$", re.M)

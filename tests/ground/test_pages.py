@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import typer
 from fedfade import __version__
 from fedfade.app import app
 from fedfade.config import Config, load_config, parse_yaml
+from fedfade.experiments import Row
 from fedfade.studies.paper.plan import load_plan
 from fedfade.uplink import parallel_env
 
@@ -178,6 +180,19 @@ def test_every_page_is_in_the_menu_of_the_site() -> None:
     docs = ROOT / "docs"
     pages = [p.relative_to(docs).with_suffix(".md").as_posix() for p in PAGES if docs in p.parents]
     assert [page for page in pages if f": {page}\n" not in menu] == []
+
+
+def test_every_column_of_a_run_is_explained() -> None:
+    """The page on files gets its table from the code when the site is built."""
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("griffe")
+    spec = spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hooks = module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    rows = "\n".join(hooks.columns()).splitlines()[2:]
+    assert [re.findall(r"`(\w+)` \| \S", row)[0] for row in rows] == list(Row._fields)
 
 
 def test_the_version_is_the_same_everywhere() -> None:
