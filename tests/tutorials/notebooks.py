@@ -6,13 +6,16 @@ python -m tests.tutorials.notebooks [NAME ...]    # runs them and writes them ba
 import os
 import re
 import sys
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
+from PIL import Image
 
 FOLDER = Path(__file__).parents[2] / "docs" / "tutorials"
 TUTORIALS = sorted(FOLDER.glob("*.ipynb"))
@@ -56,9 +59,19 @@ def _outputs(outputs: list[NotebookNode]) -> Iterator[NotebookNode]:
     for output in outputs:
         data = {kind: output.data[kind] for kind in KEPT if kind in output.get("data", {})}
         if "image/png" in data:
-            data = {"image/png": data["image/png"]}  # not <Figure size 640x480 ...>
+            data = {"image/png": _small(data["image/png"])}  # not <Figure size 640x480 ...>
         if data:
             yield new("display_data", data=data)
+
+
+def _small(picture: str, width: int = 900) -> str:
+    """A PNG in base64, no wider than a page."""
+    with Image.open(BytesIO(b64decode(picture))) as image:
+        if image.width <= width:
+            return picture
+        narrow, file = image.resize((width, image.height * width // image.width)), BytesIO()
+    narrow.convert("RGB").quantize(256).save(file, "PNG", optimize=True)
+    return b64encode(file.getvalue()).decode()
 
 
 def shape(notebook: NotebookNode) -> list[tuple[str, list[str]]]:
