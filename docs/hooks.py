@@ -144,6 +144,8 @@ def columns() -> Iterator[str]:
         notes = getattr(hint, "__metadata__", ())
         text = about[name] or next((one.label for one in notes if hasattr(one, "label")), "")
         text = text or ("their numbers" if name.endswith("_clients") else "")
+        if not text and (of_all := name.removeprefix("client_")) in Row._fields:
+            text = f"`{of_all}` of client 0, 1, ..."
         if not text:
             raise ValueError(f"{name} of experiments/metrics.py: Row needs a comment")
         shown = ", ".join(f"`{one.heading}`" for one in notes if isinstance(one, Shown))
