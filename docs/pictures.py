@@ -6,12 +6,20 @@ drawn by the functions with which these commands draw theirs.
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
+from typing import Any
 
+import torch
 from matplotlib.figure import Figure
 from pandas import DataFrame
+from torch import Tensor
 
-from fedfade.allocation import PERFECT
+from fedfade.agents import load_shipped_policy
+from fedfade.allocation import PERFECT, load_policy, play_round
+from fedfade.config import load_config
+from fedfade.experiments import Uplink
+from fedfade.learning import payload_bits
 from fedfade.storage import save_figure
 from fedfade.studies.frames import matching, read_frame
 from fedfade.studies.ladder import page as ladder_page
@@ -61,6 +69,45 @@ def maps() -> Figure:
     )
 
 
+def learned_round(seed: int = 2010) -> Figure:
+    """The first round of a seed under the plan and under agents that never see it, by logical
+    sub-bands, which hop over all four in step; a client's number stands in its turns."""
+    config = load_config("paper", [f"run.seed={seed}", "run.seeds=1", "run.rounds=100"])
+    uplink = Uplink(config, payload_bits(config.learning), torch.device("cpu"))
+    scenario, problem = uplink.scenario, uplink.rounds([0])
+    players = {
+        "wrap-around-schedule, the plan": load_policy("wrap-around-schedule"),
+        "mappo-hold, learned, sees no plan": load_shipped_policy("mappo-hold", config),
+    }
+    figure, grid = charts.panels(10, 5.4, 2, 1, sharex=True)
+    for axes, (title, policy) in zip(grid.flat, players.items(), strict=True):
+        keys = uplink.keys(policy.name, 0)
+        outcome = play_round(policy, scenario, problem, keys, record=True)
+        history = outcome.history
+        assert history is not None
+        sends = history.level[:, 0] != scenario.silent_level  # [slot, client]
+        logical = (history.band[:, 0] - torch.arange(scenario.slots)[:, None]) % scenario.bands
+        for client, lane in product(range(scenario.clients), range(scenario.bands)):
+            _turns(axes, (sends & (logical == lane))[:, client], client, lane)
+        axes.set_title(f"{title}: {int(outcome.delivered.sum())} of 10 delivered", loc="left")
+        axes.set(ylabel="logical sub-band", yticks=range(scenario.bands), xlim=(0, scenario.slots))
+        axes.invert_yaxis()
+        axes.grid(visible=False)
+    grid[-1, 0].set_xlabel("slot")
+    return figure
+
+
+def _turns(axes: Any, sends: Tensor, client: int, lane: int) -> None:
+    """A bar for each stretch of slots in which a client sends."""
+    edges = torch.diff(sends.int(), prepend=torch.zeros(1), append=torch.zeros(1))
+    starts, ends = (edges == 1).nonzero().flatten(), (edges == -1).nonzero().flatten()
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        axes.barh(lane, end - start, left=start, height=0.8, color=f"C{client}", ec="white")
+        if end - start > 6:
+            place = ((start + end) / 2, lane)
+            axes.annotate(str(client), place, ha="center", va="center", color="white", size=13)
+
+
 def at_the_centre(table: DataFrame) -> DataFrame:
     return matching(table, alpha=0.5, clusters=21)
 
@@ -70,6 +117,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "ladder-accuracy": partial(ladder, "accuracy"),
     "levers": partial(levers, "small", "paper", "heavy", "payload", "order"),
     "levers-paper": partial(levers, "paper", "paper"),
+    "round-learned": learned_round,
     "results-regimes": maps,
     "results-accuracy": lambda: charts.accuracy_grid(read("results-accuracy-curves"), 5),
     "results-epochs": lambda: charts.accuracy_grid(read("results-epochs-curves"), 5),
