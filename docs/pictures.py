@@ -4,6 +4,7 @@ The tables are copied from what `fedfade reproduce`, `ladder` and `levers` left;
 drawn by the functions with which these commands draw theirs.
 """
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import product
@@ -15,7 +16,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 from torch import Tensor
 
-from fedfade.agents import load_shipped_policy
+from fedfade.agents import load_shipped_policy, shipped_policies
 from fedfade.allocation import PERFECT, load_policy, play_round
 from fedfade.config import load_config
 from fedfade.experiments import Uplink
@@ -69,35 +70,37 @@ def maps() -> Figure:
     )
 
 
-def learned_round(seed: int = 2010) -> Figure:
-    """The first round of a seed under the plan and under agents that never see it, by logical
-    sub-bands, which hop over all four in step; a client's number stands in its turns."""
-    config = load_config("paper", [f"run.seed={seed}", "run.seeds=1", "run.rounds=100"])
+def turns(preset: str, seed: int, *names: str) -> Figure:
+    """The first round of a seed under policies, a client's number in its turns. Where a policy hops
+    over all sub-bands in step, they are logical."""
+    config = load_config(preset, [f"run.seed={seed}", "run.seeds=1", "run.rounds=100"])
     uplink = Uplink(config, payload_bits(config.learning), torch.device("cpu"))
     scenario, problem = uplink.scenario, uplink.rounds([0])
-    players = {
-        "wrap-around-schedule, the plan": load_policy("wrap-around-schedule"),
-        "mappo-hold, learned, sees no plan": load_shipped_policy("mappo-hold", config),
-    }
-    figure, grid = charts.panels(10, 5.4, 2, 1, sharex=True)
-    for axes, (title, policy) in zip(grid.flat, players.items(), strict=True):
+    figure, grid = charts.panels(10, 2.7 * len(names), len(names), 1, sharex=True)
+    for axes, name in zip(grid.flat, names, strict=True):
+        learned = name in shipped_policies()
+        policy = load_shipped_policy(name, config) if learned else load_policy(name)
         keys = uplink.keys(policy.name, 0)
         outcome = play_round(policy, scenario, problem, keys, record=True)
-        history = outcome.history
+        history, hops = outcome.history, name != "block-fading-schedule"
         assert history is not None
         sends = history.level[:, 0] != scenario.silent_level  # [slot, client]
-        logical = (history.band[:, 0] - torch.arange(scenario.slots)[:, None]) % scenario.bands
+        shift = torch.arange(scenario.slots)[:, None] * hops
+        lanes = (history.band[:, 0] - shift) % scenario.bands
         for client, lane in product(range(scenario.clients), range(scenario.bands)):
-            _turns(axes, (sends & (logical == lane))[:, client], client, lane)
-        axes.set_title(f"{title}: {int(outcome.delivered.sum())} of 10 delivered", loc="left")
-        axes.set(ylabel="logical sub-band", yticks=range(scenario.bands), xlim=(0, scenario.slots))
+            _stretches(axes, (sends & (lanes == lane))[:, client], client, lane)
+        kind = " (learned, sees no plan)" if name == "mappo-hold" else ""
+        count = f"{int(outcome.delivered.sum())} of {scenario.clients} delivered"
+        axes.set_title(f"{name}{kind}: {count}", loc="left")
+        axes.set(yticks=range(scenario.bands), xlim=(0, scenario.slots))
+        axes.set_ylabel("logical sub-band" if hops else "sub-band")
         axes.invert_yaxis()
         axes.grid(visible=False)
     grid[-1, 0].set_xlabel("slot")
     return figure
 
 
-def _turns(axes: Any, sends: Tensor, client: int, lane: int) -> None:
+def _stretches(axes: Any, sends: Tensor, client: int, lane: int) -> None:
     """A bar for each stretch of slots in which a client sends."""
     edges = torch.diff(sends.int(), prepend=torch.zeros(1), append=torch.zeros(1))
     starts, ends = (edges == 1).nonzero().flatten(), (edges == -1).nonzero().flatten()
@@ -117,7 +120,8 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "ladder-accuracy": partial(ladder, "accuracy"),
     "levers": partial(levers, "small", "paper", "heavy", "payload", "order"),
     "levers-paper": partial(levers, "paper", "paper"),
-    "round-learned": learned_round,
+    "round-learned": partial(turns, "paper", 2010, "wrap-around-schedule", "mappo-hold"),
+    "round-packed": partial(turns, "ring", 1000, "block-fading-schedule", "qmix-plus"),
     "results-regimes": maps,
     "results-accuracy": lambda: charts.accuracy_grid(read("results-accuracy-curves"), 5),
     "results-epochs": lambda: charts.accuracy_grid(read("results-epochs-curves"), 5),
@@ -129,5 +133,5 @@ PICTURES: dict[str, Callable[[], Figure]] = {
 }
 
 if __name__ == "__main__":
-    for name, draw in PICTURES.items():
-        save_figure(draw(), DOCS / "images" / f"{name}.png")
+    for name in sys.argv[1:] or PICTURES:
+        save_figure(PICTURES[name](), DOCS / "images" / f"{name}.png")
