@@ -30,8 +30,12 @@ def read(path: Path) -> NotebookNode:
 def run(notebook: NotebookNode, folder: Path, timeout_s: int = 240) -> NotebookNode:
     """The notebook as it is after all its cells were run in a folder, in a process of its own."""
     here = Path(sys.executable).parent  # where the command `fedfade` is
-    os.environ["PATH"] = f"{here}{os.pathsep}{os.environ.get('PATH', '')}"  # the kernel inherits it
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ |= {  # the kernel inherits it
+        "PATH": f"{here}{os.pathsep}{os.environ.get('PATH', '')}",
+        "OMP_NUM_THREADS": "1",
+        "IPYTHONDIR": str(folder / ".ipython"),  # nothing is left at home
+        "JUPYTER_RUNTIME_DIR": str(folder / ".jupyter"),
+    }
     where = {"metadata": {"path": str(folder)}}
     client = NotebookClient(notebook, timeout=timeout_s, kernel_name="python3", resources=where)
     return client.execute()
