@@ -57,6 +57,7 @@ IDLE: list[tuple[str, dict[str, Callable[[Any], bool]]]] = [
     ("learning.server_momentum", {"learning.server": _one_of("adam", "yogi", *_REMEMBERING)}),
     ("learning.data_dir", {"learning.data": lambda data: data != "cifar10"}),
     ("allocation.csi_delay_slots", {"allocation.observe": _nobody_announces}),
+    ("cost.samples_per_s cost.speed_spread", {"cost.speeds": lambda file: file is not None}),
     (
         "allocation.reward.delivered allocation.reward.deviation",
         {"allocation.reward.convergence": _one_of(0)},
@@ -70,6 +71,7 @@ IDLE: list[tuple[str, dict[str, Callable[[Any], bool]]]] = [
     ("qmix.candidate_rounds", {"qmix.candidates": _one_of(1)}),
     ("qmix.payload_episodes", {"qmix.payload_start": _one_of(1)}),
     ("qmix.evaluate_every", {"qmix.gradients": lambda source: source != "learning"}),
+    ("run.deadline_clients", {"run.deadline": _one_of("fixed")}),
     ("run.repeat_fading", {"run.episodes_per_round": _one_of(1)}),
     ("run.precision", {"run.precision": _one_of("tf32"), "run.device": _one_of("cpu")}),
 ]

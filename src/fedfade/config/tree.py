@@ -70,6 +70,9 @@ Factor = Annotated[float, Field(ge=0.01, le=100)]
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
 Metres = Annotated[float, Field(ge=0.01, le=1e6)]
+Watts = Annotated[float, Field(ge=0, le=1e6)]
+SLOWEST, FASTEST = 1e-6, 1e15  # samples a second
+_SPEED = {"ge": SLOWEST, "le": FASTEST}
 Some = Annotated[list[T], Field(min_length=1)]
 Listed = Annotated[list[T], Field(min_length=1, max_length=32)]
 Width = Annotated[Whole, Field(ge=1, le=100_000)]
@@ -270,6 +273,30 @@ class LearningConfig(_Branch):
     def vectors_sent(self) -> int:
         """Vectors of the model's size in an upload: SCAFFOLD sends a control beside the update."""
         return 2 if self.server == "scaffold" else 1
+
+
+class CostConfig(_Branch):
+    """What a round costs clients in seconds and joules; speeds decide who is late to send."""
+
+    samples_per_s: float = _is(150.0, "training samples a client gets through in a second", **_SPEED)
+    speed_spread: float = _is(
+        0.0,
+        "standard deviation of the logarithm of clients' speeds around samples_per_s, drawn with "
+        "the seed; 0: all are as fast",
+        ge=0,
+        le=5,
+    )
+    speeds: str | None = _is(
+        None, "text file of every client's samples a second, instead of these two"
+    )
+    downlink_bps: float = _is(
+        1e8, "rate at which all receive the model, 32 bits a value", ge=1, le=1e15
+    )
+    amplifier_efficiency: float = _is(
+        0.3, "transmit power over what the amplifier draws for it", ge=1e-6, le=1
+    )
+    circuit_w: Watts = _is(0.2, "drawn by a radio that sends or receives, beside the amplifier")
+    compute_w: Watts = _is(3.0, "drawn while a client trains")
 
 
 class RewardConfig(_Branch):
@@ -521,6 +548,15 @@ class RunConfig(_Branch):
         "training goes through run.rounds again and again: with a new layout, walk and partition, "
         "or the same",
     )
+    deadline: Literal["fixed", "wait-for-k", "adaptive"] = _is(
+        "fixed",
+        "when a round ends before its last slot: once all have delivered, once deadline_clients "
+        "have, or once as many have as are waited for: all at first, fewer with every slot, "
+        "deadline_clients in the last",
+    )
+    deadline_clients: Whole = _is(
+        1, "deadline wait-for-k: uploads that end the round; adaptive: in its last slot", ge=1
+    )
     evaluate_every: Count = _is(1, "rounds between evaluations of the model")
     checkpoint_s: Seconds = _is(20.0, "seconds between checkpoints")
     device: Literal["auto", "cpu", "cuda"] = _is("auto", "auto: CUDA when there is one")
@@ -535,6 +571,7 @@ class Config(_Branch):
     radio: RadioConfig = _is(RadioConfig(), "the uplink")
     cell: CellConfig = _is(CellConfig(), "clients in the cell")
     learning: LearningConfig = _is(LearningConfig(), "the FL task")
+    cost: CostConfig = _is(CostConfig(), "seconds and joules")
     allocation: AllocationConfig = _is(AllocationConfig(), "policies, observations, reward")
     qmix: QmixConfig = _is(QmixConfig(), "training of agents")
     run: RunConfig = _is(RunConfig(), "length, seeds, device")
@@ -549,6 +586,9 @@ class Config(_Branch):
         if self.qmix.hold_slots > self.radio.slots:
             allowed = f"at most radio.slots = {self.radio.slots}"
             yield "qmix.hold_slots", self.qmix.hold_slots, allowed
+        if self.run.deadline != "fixed" and self.run.deadline_clients > self.learning.clients:
+            allowed = f"at most learning.clients = {self.learning.clients}"
+            yield "run.deadline_clients", self.run.deadline_clients, allowed
         step_m, mobility = self.radio.speed_mps * self.cell.round_s, self.cell.mobility
         walk_m = step_m * self.run.rounds
         if mobility in ("reflect", "waypoint") and walk_m > 1e5 * self.cell.side_m:
