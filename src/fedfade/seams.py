@@ -232,7 +232,7 @@ FADING = Seam(
 
 _PARTS = ["alphas", "fading", "remaining", "slots_left", "deviation", "round", "finished"]
 _PARTS += ["others_fading", "schedule", "reservation", "time_to_finish", "order", "slack"]
-_PARTS += ["finished_order", "order_fading"]
+_PARTS += ["finished_order", "order_fading", "ready"]
 PARTS = Seam(
     "allocation.observe",
     "fedfade.observation_parts",

@@ -306,5 +306,5 @@ class MaxSumRate(BuiltInPolicy):
     scope = "central"
 
     def act(self, view: View, memory: None) -> Action:
-        # Clients that are done have nothing to send and count as silent.
-        return full_power(view, _best_bands(view.received_snr * view.active[..., None]))
+        # Clients that are done, or not ready, have nothing to send and count as silent.
+        return full_power(view, _best_bands(view.received_snr * view.sending[..., None]))

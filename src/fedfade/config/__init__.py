@@ -1,7 +1,7 @@
 """One typed tree for everything a run depends on.
 
-The tree (`tree.py`) has seven branches: radio, cell, learning, cost, allocation, qmix, run. Presets are
-YAML files in `fedfade/presets` that name only what differs from its defaults; `--set
+The tree (`tree.py`) has seven branches: radio, cell, learning, cost, allocation, qmix, run. Presets
+are YAML files in `fedfade/presets` that name only what differs from its defaults; `--set
 radio.clusters=28` overrides on top. A run folder keeps the whole tree, a comment for each field
 (`files.py`).
 """

@@ -278,7 +278,9 @@ class LearningConfig(_Branch):
 class CostConfig(_Branch):
     """What a round costs clients in seconds and joules; speeds decide who is late to send."""
 
-    samples_per_s: float = _is(150.0, "training samples a client gets through in a second", **_SPEED)
+    samples_per_s: float = _is(
+        150.0, "training samples a client gets through in a second", **_SPEED
+    )
     speed_spread: float = _is(
         0.0,
         "standard deviation of the logarithm of clients' speeds around samples_per_s, drawn with "
@@ -555,7 +557,10 @@ class RunConfig(_Branch):
         "deadline_clients in the last",
     )
     deadline_clients: Whole = _is(
-        1, "deadline wait-for-k: uploads that end the round; adaptive: in its last slot", ge=1
+        1,
+        "deadline wait-for-k: uploads that end the round; adaptive: in its last slot",
+        ge=1,
+        le=1000,
     )
     evaluate_every: Count = _is(1, "rounds between evaluations of the model")
     checkpoint_s: Seconds = _is(20.0, "seconds between checkpoints")
