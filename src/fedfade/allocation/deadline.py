@@ -87,10 +87,10 @@ class DeadlineMatching(BuiltInPolicy):
         needed = needed.masked_fill(~view.active, torch.inf)
         hurry = (needed / view.own_slots_left) ** self.HURRY
         belongs = members(view, needed, gain, reach=torch.inf)
-        weight = torch.where(belongs, hurry, self.BEYOND * hurry).masked_fill(~view.sending, 0.0)
+        weight = torch.where(belongs, hurry, self.BEYOND * hurry).masked_fill(~view.can_send, 0.0)
         rate = torch.log2(1.0 + view.received_snr) * (scenario.bandwidth_hz * scenario.slot_s)
         band, _ = assign((weight / bits)[..., None] * rate)
-        band = band.masked_fill(~view.sending, -1)
+        band = band.masked_fill(~view.can_send, -1)
         memory.sent = band >= 0
         return full_power(view, band)
 

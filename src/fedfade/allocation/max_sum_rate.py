@@ -307,4 +307,4 @@ class MaxSumRate(BuiltInPolicy):
 
     def act(self, view: View, memory: None) -> Action:
         # Clients that are done, or not ready, have nothing to send and count as silent.
-        return full_power(view, _best_bands(view.received_snr * view.sending[..., None]))
+        return full_power(view, _best_bands(view.received_snr * view.can_send[..., None]))

@@ -80,7 +80,7 @@ class View:
         return self.ready_slot <= self.slot
 
     @property
-    def sending(self) -> Tensor:
+    def can_send(self) -> Tensor:
         """Which clients are ready and have bits to send: [episode, client]."""
         return self.active if self.ready_slot is None else self.active & self.ready
 

@@ -58,6 +58,6 @@ class ProgressiveMatching(BuiltInPolicy):
     def act(self, view: View, memory: None) -> Action:
         scenario, own = view.scenario, view.scenario.payload_bits
         worth = view.remaining_bits / own * (scenario.mean_payload_bits / own)  # of a bit
-        worth = worth * view.sending
+        worth = worth * view.can_send
         band, _ = assign(worth[..., None] * torch.log2(1.0 + view.received_snr))
-        return full_power(view, band.masked_fill(~view.sending, -1))
+        return full_power(view, band.masked_fill(~view.can_send, -1))

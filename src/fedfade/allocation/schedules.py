@@ -164,10 +164,10 @@ class ShortestRemainingFirst(BuiltInPolicy):
     def act(self, view: View, memory: None) -> Action:
         scenario = view.scenario
         slots = plan.expected_slots(scenario, view.snr, view.remaining_bits)
-        slots = slots.masked_fill(~view.sending, torch.inf)
+        slots = slots.masked_fill(~view.can_send, torch.inf)
         order = plan.shortest_first(scenario, slots, view.round_index)
         chosen = order[:, : scenario.bands]  # [episode, place]
         rows = chosen[..., None].expand(-1, -1, scenario.bands)
         place_band, _ = assign(torch.log1p(view.received_snr.gather(1, rows)))
         band = torch.full_like(view.active, -1, dtype=torch.int64).scatter(1, chosen, place_band)
-        return full_power(view, band.masked_fill(~view.sending, -1))
+        return full_power(view, band.masked_fill(~view.can_send, -1))
