@@ -50,8 +50,8 @@ def played_plainly(config: Config, choices: Tensor) -> tuple[list[Decision], Ten
         finished, reward = progress.finished, -potential(progress)
         for slot in range(first, min(first + hold, slots)):
             action = uplink.decode_action(scenario, choice, slot)
-            gain = uplink.slot_gain(round_, slot)
-            after, result = uplink.play_slot(scenario, progress, gain, action)
+            air = uplink.slot_air(scenario, round_, slot)
+            after, result = uplink.play_slot(scenario, progress, air, action)
             reward = reward + uplink.slot_reward(scenario, inner, progress, after, result)
             progress = after
         if number < len(choices) - 1:

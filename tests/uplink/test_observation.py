@@ -25,7 +25,7 @@ from fedfade.uplink import (
     play_slot,
     ranked_clients,
     scenario_from_config,
-    slot_gain,
+    slot_air,
     start_round,
     state_width,
     static_observation,
@@ -169,7 +169,7 @@ def test_the_planned_subband_is_what_the_wrap_around_choice_does(
     for slot in range(s.slots):
         choice = (observe(s, round_, progress, slot) @ matrix + vector).argmax(-1)
         action = decode_action(s, choice)
-        progress, _ = play_slot(s, progress, slot_gain(round_, slot), action)
+        progress, _ = play_slot(s, progress, slot_air(s, round_, slot), action)
         assert torch.equal(progress.remaining_bits, played.history.remaining_bits[slot])
 
 

@@ -146,8 +146,8 @@ def play_round(
     known = trusted_slots if trusted else slots_at_once(policy, scenario, episodes)
     played = as_observed(policy, scenario)
     observations = Observations(played, round_, known) if known else None
-    start = start or uplink.start_round(scenario, episodes)
-    progress = start = Progress(start.remaining_bits.to(scenario.counted_in))
+    left = None if start is None else start.remaining_bits
+    progress = start = uplink.start_round(scenario, episodes, left)
     who = f"policy {policy.name!r}"
     view = make_view(policy, scenario, round_, progress, 0, keys, observations)
     memory = ask(who, policy, "begin", view)
@@ -161,8 +161,8 @@ def play_round(
             answer = ask(who, policy, "act", view, memory)
             held = answer if trusted else checks.take(answer)
         action = uplink.hop(played, held, slot)
-        gain = uplink.slot_gain(round_, slot)
-        after, result = uplink.play_slot(scenario, progress, gain, action)
+        air = uplink.slot_air(scenario, round_, slot)
+        after, result = uplink.play_slot(scenario, progress, air, action)
         reward += uplink.slot_reward(scenario, normalised, progress, after, result)
         rate_sum += result.rate_bps.sum(-1)
         finish_slot = torch.where(result.finished_now, slot + 1.0, finish_slot)

@@ -13,7 +13,7 @@ from fedfade.device import spare_bytes
 from fedfade.learning import Payload
 from fedfade.radio import Cell, Channel, db_to_linear
 from fedfade.randomness import streams
-from fedfade.uplink import Round, round_reward, scenario_from_config
+from fedfade.uplink import Round, plain_round, round_reward, scenario_from_config
 from fedfade.uplink.plan import service_order
 from fedfade.wording import counted
 
@@ -88,12 +88,13 @@ class Uplink:
         fading = channel.small_scale_gains(self.seeds, numbers, [0], walk)[:, :, 0]
         alpha = db_to_linear(walk.during(numbers).gain_db).flatten(0, 1)
         count = torch.tensor(numbers, dtype=torch.float32).to(alpha.device, non_blocking=True)
-        return Round(
+        return plain_round(
             alpha=alpha,
             fading=fading.flatten(0, 1),
             inner=torch.zeros_like(alpha)[..., None].expand(-1, -1, alpha.shape[-1]),
             number=count.repeat(len(self.seeds)),
             age=torch.zeros_like(alpha),
+            keys=self._keys("slots", numbers),
         )
 
     def round(self, number: int, inner: Tensor | None = None) -> Round:
@@ -103,9 +104,11 @@ class Uplink:
 
     def keys(self, policy: str, *numbers: int) -> Tensor:
         """Keys of a policy's own random numbers: [(seed, round)]."""
-        device = self.scenario.device
-        rounds = [streams(self.seeds, f"policy {policy}", number) for number in numbers]
-        return torch.stack(rounds, 1).flatten().to(device, non_blocking=True)
+        return self._keys(f"policy {policy}", numbers)
+
+    def _keys(self, purpose: str, numbers: Sequence[int]) -> Tensor:
+        rounds = [streams(self.seeds, purpose, number) for number in numbers]
+        return torch.stack(rounds, 1).flatten().to(self.scenario.device, non_blocking=True)
 
     def play(
         self,

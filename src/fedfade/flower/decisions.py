@@ -23,7 +23,7 @@ from fedfade import agents, allocation
 from fedfade.allocation import Action, Outcome, Policy, Scope, View
 from fedfade.config import Config
 from fedfade.errors import UserError, not_allowed
-from fedfade.uplink import Progress, Round, Scenario, decode_action, hop
+from fedfade.uplink import Progress, Round, Scenario, decode_action, hop, plain_round
 
 
 def choose_policy(name: str, config: Config) -> Policy | None:
@@ -113,7 +113,7 @@ def decide(policy: Policy, scenario: Scenario, seen: Seen) -> Decisions:
     fading[0, :, own] = seen.fading
     inner = torch.zeros(1, scenario.clients, scenario.clients)
     inner[0, own, own] = seen.deviation
-    round_ = Round(seen.alpha[None], fading, inner, seen.number[None], seen.age[None])
+    round_ = plain_round(seen.alpha[None], fading, inner, seen.number[None], seen.age[None])
     band = torch.zeros(scenario.slots, dtype=torch.int64)
     level = torch.full_like(band, scenario.silent_level)
     memory, checks = None, allocation.ActionChecks(policy.name, scenario, episodes=1)

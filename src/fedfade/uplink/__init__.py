@@ -25,15 +25,18 @@ from fedfade.uplink.reward import normalised_inner, round_reward, slot_reward
 from fedfade.uplink.rounds import ManyRounds, Rounds, layout_seeds
 from fedfade.uplink.slot import (
     Action,
+    Air,
     Progress,
     RewardWeights,
     Round,
     Scenario,
+    SlotAir,
     arrived,
     decode_action,
     hop,
+    plain_round,
     play_slot,
     scenario_from_config,
-    slot_gain,
+    slot_air,
     start_round,
 )

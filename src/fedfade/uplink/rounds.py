@@ -14,9 +14,9 @@ from torch import Tensor
 from fedfade.config import Config, changed
 from fedfade.errors import not_allowed
 from fedfade.radio import Cell, Channel, Trajectory, db_to_linear
-from fedfade.randomness import stream, streams, uniform
+from fedfade.randomness import fold, stream, streams, uniform
 from fedfade.uplink.gradients import GradientSource, gradient_source
-from fedfade.uplink.slot import RewardWeights, Round, Scenario, scenario_from_config
+from fedfade.uplink.slot import RewardWeights, Round, Scenario, plain_round, scenario_from_config
 
 _AHEAD = 4000
 """Client-rounds of fading drawn ahead on CUDA, where a few cost as much as many."""
@@ -86,12 +86,13 @@ class Rounds:
         gain_db = self._trajectory.at(number).gain_db + self._shift_db  # [task, client]
         alpha = db_to_linear(gain_db)
         played = len(self.seeds) * self.episodes
-        return Round(
+        return plain_round(
             alpha=alpha.repeat_interleave(self.episodes, 0),
             fading=self._fading(self._fades, batch, self._trajectory),
             inner=self._inner.repeat_interleave(self.episodes, 0),
             number=torch.full((played,), float(number), device=self.device),
             age=torch.zeros(played, self.scenario.clients, device=self.device),
+            keys=self._keys(self._fades, batch),
         )
 
     def deliver(self, batch: int, delivered: Tensor) -> None:
@@ -100,6 +101,15 @@ class Rounds:
         assert delivered.shape == (tasks, self.episodes, clients), delivered.shape
         if self.place(batch)[2] == self._batches - 1:
             self.gradients.deliver(delivered[:, -1])
+
+    def _keys(self, seeds: Sequence[int], batch: int) -> Tensor:
+        """Of what is drawn while slots are played, [task x episode]; repeated with the fading."""
+        _, number, part = self.place(batch)
+        episodes = part * self.episodes + torch.arange(self.episodes, device=self.device)
+        if self.config.run.repeat_fading:
+            episodes = torch.zeros_like(episodes)
+        keys = streams(seeds, "slots", number, device=self.device)
+        return fold(keys[:, None], episodes).flatten()
 
     def _fading(self, seeds: Sequence[int], batch: int, trajectory: Trajectory) -> Tensor:
         """[task x episode, slot, client, band], fresh for every episode unless it is to repeat."""
@@ -172,7 +182,9 @@ class ManyRounds:
         for group in self.groups:
             round_ = group.round(batch)
             if group.scenario.noise_w != noise_w:
-                round_ = round_._replace(alpha=round_.alpha * (noise_w / group.scenario.noise_w))
+                unit = noise_w / group.scenario.noise_w
+                other_cells_w = round_.other_cells_w * unit
+                round_ = round_._replace(alpha=round_.alpha * unit, other_cells_w=other_cells_w)
             rounds.append(round_)
         if len(rounds) == 1:
             return rounds[0]

@@ -134,12 +134,41 @@ class Round(NamedTuple):
     inner: Tensor  # [episode, client, client] Gram matrix <d_n, d_n'> of the updates
     number: Tensor  # [episode] float, the federated round t
     age: Tensor  # [episode, client] rounds since its update arrived last, or since the first round
+    keys: Tensor  # [episode] int64, of what is drawn while slots are played
+    # What is not there is empty in its last but one or last axis; see `plain_round`.
+    other_cells_w: Tensor  # [episode, slot, band] power received from other cells
+    direction: Tensor  # [episode, slot, client, band, antenna] complex64, of unit norm
+    ready_slot: Tensor  # [episode, client] first slot in which a client can send
 
     @property
     def deviation(self) -> Tensor:
         """Estimated squared gradient deviation |g_{t-1} - g_n|^2, from the server's memory of the
         client where it has one: [episode, client]."""
         return self.inner.diagonal(dim1=-2, dim2=-1)
+
+
+def plain_round(
+    alpha: Tensor,
+    fading: Tensor,
+    inner: Tensor,
+    number: Tensor,
+    age: Tensor,
+    keys: Tensor | None = None,
+) -> Round:
+    """A round with one antenna and no other cells, in which everybody is ready from slot 0."""
+    episodes, slots, clients, bands = fading.shape
+    nothing = alpha.new_empty
+    return Round(
+        alpha,
+        fading,
+        inner,
+        number,
+        age,
+        keys=number.new_zeros(episodes, dtype=torch.int64) if keys is None else keys,
+        other_cells_w=nothing(episodes, 0, bands),
+        direction=nothing(episodes, slots, clients, bands, 0, dtype=torch.complex64),
+        ready_slot=nothing(episodes, 0),
+    )
 
 
 class Action(NamedTuple):
@@ -188,6 +217,7 @@ class Progress(NamedTuple):
     """What changes from slot to slot."""
 
     remaining_bits: Tensor  # [episode, client], as `Scenario.counted_in` says
+    link_state: Tensor = torch.zeros(0)  # [episode, client, width], where the link remembers
 
     @property
     def finished(self) -> Tensor:
@@ -201,11 +231,15 @@ class SlotResult(NamedTuple):
     finished_now: Tensor  # [episode, client] bool
 
 
-def start_round(scenario: Scenario, episodes: int) -> Progress:
-    """Everybody has the whole payload to send."""
+def start_round(
+    scenario: Scenario, episodes: int, remaining_bits: Tensor | None = None
+) -> Progress:
+    """Everybody has the whole payload to send, or what is given: [episode, client]."""
     shape, dtype = (episodes, scenario.clients), scenario.counted_in
-    nothing = torch.zeros(shape, dtype=dtype, device=scenario.device)
-    return Progress(nothing + scenario.payload_bits)
+    if remaining_bits is None:
+        remaining_bits = torch.zeros(shape, dtype=dtype, device=scenario.device)
+        remaining_bits = remaining_bits + scenario.payload_bits
+    return Progress(remaining_bits.to(dtype), torch.zeros(*shape, 0, device=scenario.device))
 
 
 def arrived(scenario: Scenario, progress: Progress) -> Tensor:
@@ -217,18 +251,48 @@ def arrived(scenario: Scenario, progress: Progress) -> Tensor:
     return torch.where(progress.finished, 1.0, share)
 
 
-def slot_gain(round_: Round, slot: int) -> Tensor:
-    """Power gain H = alpha * h in one slot (paper: eq. 9): [episode, client, band]."""
-    return round_.alpha[:, :, None] * round_.fading[:, slot]
+class Air(NamedTuple):
+    """What is between the clients and the base station at one time."""
+
+    gain: Tensor  # [episode, client, band] H = alpha * h
+    noise_w: float | Tensor  # a number, or [episode, band] with what other cells send in it
+    direction: Tensor  # [episode, client, band, antenna], the last axis empty with one antenna
+
+
+class SlotAir(NamedTuple):
+    """All of a round that a slot is played in."""
+
+    now: Air
+    known: Air  # as it was when the base station measured it: what link adaptation goes by
+    ready: Tensor  # [episode, client] bool, who can send; the last axis empty where all can
+    chance: Tensor  # [episode, client] uniform numbers; the last axis empty where none are needed
+
+
+def slot_air(scenario: Scenario, round_: Round, slot: int | Tensor) -> SlotAir:
+    """The air of one slot, an int or a tensor [1] (paper: eq. 9)."""
+    episodes = len(round_.alpha)
+
+    def of_slot(by_slot: Tensor) -> Tensor:
+        """[episode, slot, ...] -> [episode, ...]"""
+        return by_slot[:, slot] if isinstance(slot, int) else by_slot.index_select(1, slot)[:, 0]
+
+    gain = round_.alpha[:, :, None] * of_slot(round_.fading)
+    now = Air(gain, scenario.noise_w, of_slot(round_.direction))
+    chance = gain.new_empty(episodes, 0)
+    return SlotAir(now, now, round_.ready_slot <= slot, chance)
 
 
 def play_slot(
-    scenario: Scenario, progress: Progress, gain: Tensor, action: Action
+    scenario: Scenario, progress: Progress, air: SlotAir, action: Action
 ) -> tuple[Progress, SlotResult]:
-    """Send for one slot; clients that are done stay silent whatever they answered."""
+    """Send for one slot; clients that are done stay silent whatever they answered, and so do those
+    who are not ready."""
     active = ~progress.finished
-    power_w = scenario.power_w[action.level] * active
-    rate = rate_bps(sinr(gain, action.band, power_w, scenario.noise_w), scenario.bandwidth_hz)
+    sends = active & air.ready if air.ready.shape[-1] else active
+    power_w = scenario.power_w[action.level] * sends
+    ratio = sinr(air.now.gain, action.band, power_w, air.now.noise_w)
+    rate = rate_bps(ratio, scenario.bandwidth_hz)
     bits = delivered_bits(rate, scenario.slot_s, progress.remaining_bits)
     after = progress.remaining_bits - bits
-    return Progress(after), SlotResult(rate, bits, finished_now=active & (after <= 0))
+    result = SlotResult(rate, bits, finished_now=active & (after <= 0))
+    return Progress(after, progress.link_state), result
