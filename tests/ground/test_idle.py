@@ -31,7 +31,8 @@ OTHER = {  # another value of each field, where half of it or its other name wil
     "qmix.mappo.entropy_end": 0.5, "run.repeat_fading": True, "learning.data_dir": "elsewhere",
     "learning.error_feedback": True, "learning.server_momentum": 0.5, "cell.ring_spread_db": 3.0,
     "radio.client_antenna_gain_dbi": 3.0, "cell.client_height_m": 3.0,
-    "cost.speed_spread": 0.5, "run.deadline_clients": 2, "cell.min_distance_m": 200.0, "run.precision": "tf32", "qmix.mappo.gae_lambda": 0.5,
+    "cell.min_distance_m": 200.0, "run.precision": "tf32", "qmix.mappo.gae_lambda": 0.5,
+    "cost.speed_spread": 0.5, "run.deadline_clients": 2,
 }  # fmt: skip
 
 

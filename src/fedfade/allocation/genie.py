@@ -27,9 +27,9 @@ def genie_bound(scenario: Scenario, round_: Round) -> Tensor:
     """Upper bound on the number of clients that can deliver in each episode: [episode]."""
     snr = round_.alpha[:, None, :, None] * round_.fading  # [episode, slot, client, band]
     snr = snr * (scenario.full_power_w / scenario.noise_w)
-    if round_.ready_slot.shape[-1]:  # nobody sends before it is ready
+    if (ready := round_.staggered) is not None:  # nobody sends before it is ready
         slot = torch.arange(scenario.slots, device=snr.device)[:, None]
-        snr = snr * (round_.ready_slot[:, None] <= slot)[..., None]
+        snr = snr * (ready[:, None] <= slot)[..., None]
     total = snr.sum(-2, keepdim=True)
     nats = torch.where(snr > 1e-6, (1.0 + 1.0 / snr.clamp(min=1e-6)) * torch.log1p(snr), 1.0)
     nats = torch.where(snr > 0, nats, 0.0) * (total / (1.0 + total))

@@ -146,7 +146,7 @@ class FinishFeedbackSchedule(BuiltInPolicy):
         # The first free sub-band goes to the first who waits and is ready, the second ...
         waits = ((band < 0) & ~view.finished & view.ready).gather(1, memory.order)
         turn = waits.cumsum(-1) - 1  # [episode, place]
-        first_free = free.byte().argsort(-1, descending=True, stable=True)
+        first_free = free.byte().argsort(dim=-1, descending=True, stable=True)
         called = waits & (turn < free.sum(-1, keepdim=True))
         given = first_free.gather(1, turn.clamp(0, view.scenario.bands - 1))
         held = band.gather(1, memory.order)

@@ -1,4 +1,4 @@
-"""A user's code, data, traces and speeds, known by their content: no run is continued with others."""
+"""A user's code, data, traces and speeds, known by content: no run is continued with others."""
 
 import hashlib
 from collections.abc import Callable, Mapping

@@ -13,7 +13,7 @@ from fedfade.device import spare_bytes
 from fedfade.learning import Payload
 from fedfade.radio import Cell, Channel, db_to_linear
 from fedfade.randomness import streams
-from fedfade.uplink import Round, plain_round, round_reward, scenario_from_config
+from fedfade.uplink import Round, plain_round, ready_slots, round_reward, scenario_from_config
 from fedfade.uplink.plan import service_order
 from fedfade.wording import counted
 
@@ -39,6 +39,7 @@ class Uplink:
         self.config, self._layout = config, layout
         self.seeds = [config.run.seed + i for i in range(config.run.seeds)]
         self.scenario = scenario_from_config(config, payload_bits, device)
+        self._ready = ready_slots(config, self.seeds).to(device)  # [seed, client]
         clients = config.learning.clients
         self._channel = Channel(config.radio, config.cell, clients, device)
         cell = Cell(config.cell, config.radio, clients)
@@ -54,7 +55,8 @@ class Uplink:
     @property
     def key(self) -> str:
         """Equal for uplinks with the same episodes; how data are dealt does not matter."""
-        places = (self.config.radio, self.config.cell, self.seeds, self._layout)
+        speeds = self._ready.tolist()
+        places = (self.config.radio, self.config.cell, self.seeds, self._layout, speeds)
         return repr((*places, self.scenario_key))
 
     def outlook(self) -> str:
@@ -95,7 +97,7 @@ class Uplink:
             number=count.repeat(len(self.seeds)),
             age=torch.zeros_like(alpha),
             keys=self._keys("slots", numbers),
-        )
+        )._replace(ready_slot=self._ready.repeat_interleave(len(numbers), 0))
 
     def round(self, number: int, inner: Tensor | None = None) -> Round:
         """The upload problem of a round, one episode per seed."""
@@ -200,7 +202,7 @@ class UploadGroup:
 
     def split(self, outcome: Outcome, members: Sequence[int]) -> list[Outcome]:
         """An outcome by uplink. `delivered` stays on the device; what only tables want does not."""
-        moved = [outcome.delivered, *(part.cpu() for part in outcome[1:5])]
+        moved = [outcome.delivered, *(part.cpu() for part in outcome[1:-1])]
         sizes = [len(self._uplinks[self._place[member]].seeds) for member in members]
         parts = zip(*(torch.split(part, sizes) for part in moved), strict=True)
         return [Outcome._make([*own, None]) for own in parts]
@@ -229,7 +231,7 @@ def on_cpu(outcome: Outcome) -> Outcome:
 
 def part_of(outcome: Outcome, episodes: int | Tensor) -> Outcome:
     """Some episodes of an outcome, or one, without history."""
-    return Outcome._make([*(part[episodes] for part in outcome[:5]), None])
+    return Outcome._make([*(part[episodes] for part in outcome[:-1]), None])
 
 
 def joined(rounds: Sequence[Round]) -> Round:

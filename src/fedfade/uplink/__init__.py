@@ -34,6 +34,7 @@ from fedfade.uplink.slot import (
     arrived,
     decode_action,
     hop,
+    is_over,
     plain_round,
     play_slot,
     scenario_from_config,

@@ -71,10 +71,10 @@ def training_seconds(config: Config, seeds: Sequence[int], dealt: int | None = N
 
 
 def ready_slots(config: Config, seeds: Sequence[int]) -> Tensor:
-    """First slot in which a client can send, `radio.slots` for one that is too slow for the
-    round; the fastest, and all that are as fast, can in slot 0: int64 [seed, client]."""
+    """First slot in which a client can send, 0 for the fastest, `radio.slots` for one that is too
+    slow for the round: int64 [seed, client]; [seed, 0] where all are as fast (`Round`)."""
     if not speeds_differ(config.cost):
-        return torch.zeros(len(seeds), config.learning.clients, dtype=torch.int64)
+        return torch.zeros(len(seeds), 0, dtype=torch.int64)
     training_s = training_seconds(config, seeds)
     late_s = training_s - training_s.amin(-1, keepdim=True)
     # A millionth of a slot makes up for rounding: a whole number of slots is no slot more.

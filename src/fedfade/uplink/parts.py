@@ -157,15 +157,10 @@ def scaled_clock(scenario: Scenario, slots: Tensor) -> Tensor:
     return (scenario.slots - slots) / scenario.slots
 
 
-def ready_of(round_: Round) -> Tensor | None:
-    """First slot in which each client can send, None where all can in slot 0."""
-    return round_.ready_slot if round_.ready_slot.shape[-1] else None
-
-
 def order_of(scenario: Scenario, round_: Round) -> Order:
     """Clients in the order of their expected times."""
     snr = mean_snr(scenario, round_)
-    return service_order(scenario, snr, round_.number, ready_of(round_))
+    return service_order(scenario, snr, round_.number, round_.staggered)
 
 
 # --- built-in parts: [slot, client, episode, width], or broadcast to it --------------------------
@@ -185,8 +180,8 @@ def _others_fading(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
 def _schedule(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
     """Own place in the block-fading schedule: sends now, its sub-band (one of C), rounds until
     its start and until its expected end, rank in the order of service."""
-    snr, ready = mean_snr(scenario, round_), ready_of(round_)
-    plan = timetable(scenario, snr, round_.number, ready=ready)
+    snr = mean_snr(scenario, round_)
+    plan = timetable(scenario, snr, round_.number, ready=round_.staggered)
     start, end = plan.start.T, plan.end.T  # [client, episode]
     now = slots[:, None, None]
     band = plan.band.T[..., None] == torch.arange(scenario.bands, device=scenario.device)
@@ -206,8 +201,8 @@ def _reservation(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
     it is that a sub-band's holder is done; then rounds until the own turn, share of the slots
     reserved from now on, rounds the bits left take, rank."""
     hop = not scenario.hop_subbands  # on logical sub-bands everybody stays
-    snr, ready = mean_snr(scenario, round_), ready_of(round_)
-    plan = reserve(scenario, snr, round_.number, hop=hop, ready=ready)
+    snr = mean_snr(scenario, round_)
+    plan = reserve(scenario, snr, round_.number, hop=hop, ready=round_.staggered)
     mine = plan.bands.permute(2, 1, 0, 3)  # [slot, client, episode, band]
     sends = mine.any(-1, keepdim=True)
     every = torch.arange(scenario.slots, device=slots.device)
@@ -297,7 +292,7 @@ def _order_fading(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
 
 def _ready(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
     """Share of a round until I can send, and until each client can; 0 for who can now."""
-    if (ready := ready_of(round_)) is None:
+    if (ready := round_.staggered) is None:
         return torch.zeros(1, 1, 1, 1, device=scenario.device)
     wait = (ready.T - slots[:, None, None]).clamp(min=0) / scenario.slots  # [slot, client, episode]
     everybody = wait.mT[:, None].expand(-1, scenario.clients, -1, -1)

@@ -284,7 +284,7 @@ def _one_by_one(scenario: Scenario, given: Tensor, ready: Tensor) -> Tensor:
     for slot in range(slots):
         can, must = (ready <= slot) & (left > 0), left >= slots - slot
         urgency = torch.where(can, place - clients * must, clients)
-        rank = urgency.argsort(-1, stable=True).argsort(-1)
+        rank = urgency.argsort(dim=-1, stable=True).argsort(-1)
         turn = can[..., None] & (rank[..., None] == band)  # [episode, place, band]
         left = left - turn.any(-1).float()
         turns.append(turn)

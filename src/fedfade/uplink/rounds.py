@@ -15,6 +15,7 @@ from fedfade.config import Config, changed
 from fedfade.errors import not_allowed
 from fedfade.radio import Cell, Channel, Trajectory, db_to_linear
 from fedfade.randomness import fold, stream, streams, uniform
+from fedfade.uplink.cost import ready_slots
 from fedfade.uplink.gradients import GradientSource, gradient_source
 from fedfade.uplink.slot import RewardWeights, Round, Scenario, plain_round, scenario_from_config
 
@@ -79,6 +80,7 @@ class Rounds:
             rounds = self.config.run.rounds
             self._trajectory = self._cell.trajectory(walks, rounds, device=self.device)
             shifts = uniform(streams(walks, "gain", device=self.device), (1,))  # [task, 1]
+            self._ready = ready_slots(self.config, self._tasks).to(self.device)  # [task, client]
             self._shift_db = self.config.qmix.gain_spread_db * (2.0 * shifts - 1.0)
         if self._inner is None or (cycle, number) != (self._cycle, self._round):
             self._inner = self.gradients.inner(self._tasks, number).to(self.device)
@@ -93,7 +95,7 @@ class Rounds:
             number=torch.full((played,), float(number), device=self.device),
             age=torch.zeros(played, self.scenario.clients, device=self.device),
             keys=self._keys(self._fades, batch),
-        )
+        )._replace(ready_slot=self._ready.repeat_interleave(self.episodes, 0))
 
     def deliver(self, batch: int, delivered: Tensor) -> None:
         """The last episode decides who is averaged: `arrived` [task, episode, client]."""

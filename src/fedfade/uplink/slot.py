@@ -55,6 +55,7 @@ class Scenario:
     hop_subbands: bool  # the sub-bands agents see and choose are logical
     binary_power: bool  # agents send at full power or not at all
     ranked_state: bool  # clients stand in the state by rank instead of by number
+    quorum: tuple[int, int]  # uploads that end a round before its first slot, and after its last
     remembers: bool  # the server takes the last update of those who do not deliver
 
     counted_in: torch.dtype = field(init=False)  # what is left of a payload
@@ -122,8 +123,17 @@ def scenario_from_config(
         hop_subbands=config.qmix.hop_subbands,
         binary_power=config.qmix.power == "binary",
         ranked_state=config.qmix.state == "order",
+        quorum=_quorum(config),
         remembers=config.learning.remembers,
     )
+
+
+def _quorum(config: Config) -> tuple[int, int]:
+    """As `run.deadline` says."""
+    first = last = config.learning.clients
+    if config.run.deadline != "fixed":
+        last = config.run.deadline_clients
+    return (last if config.run.deadline == "wait-for-k" else first), last
 
 
 class Round(NamedTuple):
@@ -145,6 +155,11 @@ class Round(NamedTuple):
         """Estimated squared gradient deviation |g_{t-1} - g_n|^2, from the server's memory of the
         client where it has one: [episode, client]."""
         return self.inner.diagonal(dim1=-2, dim2=-1)
+
+    @property
+    def staggered(self) -> Tensor | None:
+        """`ready_slot` where clients are not all ready in slot 0."""
+        return self.ready_slot if self.ready_slot.shape[-1] else None
 
 
 def plain_round(
@@ -229,6 +244,8 @@ class SlotResult(NamedTuple):
     rate_bps: Tensor  # [episode, client]
     bits: Tensor  # [episode, client] bits that counted towards the payload
     finished_now: Tensor  # [episode, client] bool
+    sends: Tensor  # [episode, client] bool: not done, ready, and the round not over
+    power_w: Tensor  # [episode, client] transmit power
 
 
 def start_round(
@@ -266,6 +283,7 @@ class SlotAir(NamedTuple):
     known: Air  # as it was when the base station measured it: what link adaptation goes by
     ready: Tensor  # [episode, client] bool, who can send; the last axis empty where all can
     chance: Tensor  # [episode, client] uniform numbers; the last axis empty where none are needed
+    quorum: float | Tensor | None = None  # uploads with which the round is over; None: those of all
 
 
 def slot_air(scenario: Scenario, round_: Round, slot: int | Tensor) -> SlotAir:
@@ -279,20 +297,30 @@ def slot_air(scenario: Scenario, round_: Round, slot: int | Tensor) -> SlotAir:
     gain = round_.alpha[:, :, None] * of_slot(round_.fading)
     now = Air(gain, scenario.noise_w, of_slot(round_.direction))
     chance = gain.new_empty(episodes, 0)
-    return SlotAir(now, now, round_.ready_slot <= slot, chance)
+    (first, last), quorum = scenario.quorum, None
+    if last < scenario.clients:
+        quorum = first - (first - last) / scenario.slots * slot
+    return SlotAir(now, now, round_.ready_slot <= slot, chance, quorum)
+
+
+def is_over(progress: Progress, quorum: float | Tensor) -> Tensor:
+    """Whether as many have delivered as end the round: [episode] bool."""
+    return progress.finished.sum(-1) >= quorum
 
 
 def play_slot(
     scenario: Scenario, progress: Progress, air: SlotAir, action: Action
 ) -> tuple[Progress, SlotResult]:
     """Send for one slot; clients that are done stay silent whatever they answered, and so do those
-    who are not ready."""
+    who are not ready, and all when the round is over."""
     active = ~progress.finished
     sends = active & air.ready if air.ready.shape[-1] else active
+    if air.quorum is not None:
+        sends = sends & ~is_over(progress, air.quorum)[:, None]
     power_w = scenario.power_w[action.level] * sends
     ratio = sinr(air.now.gain, action.band, power_w, air.now.noise_w)
     rate = rate_bps(ratio, scenario.bandwidth_hz)
     bits = delivered_bits(rate, scenario.slot_s, progress.remaining_bits)
     after = progress.remaining_bits - bits
-    result = SlotResult(rate, bits, finished_now=active & (after <= 0))
+    result = SlotResult(rate, bits, active & (after <= 0), sends, power_w)
     return Progress(after, progress.link_state), result
