@@ -143,8 +143,9 @@ class FinishFeedbackSchedule(BuiltInPolicy):
         band = torch.where(view.finished, -1, memory.band)
         taken = torch.nn.functional.one_hot(band + 1, view.scenario.bands + 1)[..., 1:]
         free = taken.sum(1) == 0  # [episode, band]
-        # The first free sub-band goes to the first who waits and is ready, the second ...
-        waits = ((band < 0) & ~view.finished & view.ready).gather(1, memory.order)
+        # The first free sub-band goes to the first who waits, even for its own training; the
+        # second to the second ...
+        waits = ((band < 0) & ~view.finished).gather(1, memory.order)
         turn = waits.cumsum(-1) - 1  # [episode, place]
         first_free = free.byte().argsort(dim=-1, descending=True, stable=True)
         called = waits & (turn < free.sum(-1, keepdim=True))

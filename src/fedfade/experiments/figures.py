@@ -93,6 +93,7 @@ def accuracy_figure(rows: Sequence[Row], against: str = "round") -> Figure:
         if len(accuracy) > 1:
             axes.fill_between(place, low, high, color=shade, alpha=0.13, lw=0)
     axes.set(xlabel=_AGAINST.get(against, "federated round"), ylabel="test accuracy in %")
+    axes.set_xlim(left=0 if against in _AGAINST else None)
     axes.set_title(f"Test accuracy, {of_seeds(len({row.seed for row in rows}))}", loc="left")
     if axes.lines:
         axes.legend(frameon=False, fontsize=9)
