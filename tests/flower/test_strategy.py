@@ -345,7 +345,8 @@ def test_late_clients_and_early_ends_are_those_of_a_comparison(
     ):
         assert row.delivered_clients == " ".join(map(str, report.delivered))
         # A comparison counts the broadcast and the training of the fastest too.
-        first = Bill(config, [config.run.seed], 0).seconds(config.run.seed, torch.tensor(0.0))
+        bill = Bill(config, [config.run.seed], task.federation.values_sent)
+        first = bill.seconds(config.run.seed, torch.tensor(0.0))
         assert row.seconds == pytest.approx(float(first) + report.seconds)
     assert any(report.slots < config.radio.slots for report in strategy.history)
 

@@ -49,7 +49,7 @@ class RunRound:
     accuracy_averaged: Tensor  # of the mean of models; NaN where none is kept
     uploads: Tensor  # [client] rounds delivered in so far, this one included
     outcome: Outcome | None  # of this episode; None where every upload succeeds
-    spent: Spent | None  # in the slots of this episode; likewise
+    spent: Spent | None = None  # in the slots of this episode; likewise
 
     @property
     def payloads(self) -> float:
