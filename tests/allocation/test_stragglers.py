@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 import torch
@@ -144,9 +146,9 @@ def test_max_sum_rate_is_that_of_those_who_are_ready(late) -> None:
 # --- rounds that end early --------------------------------------------------------------------
 
 
-def quorum(scenario: Scenario, slot: int) -> float:
+def quorum(scenario: Scenario, slot: int) -> int:
     first, last = scenario.quorum
-    return first - (first - last) * slot / scenario.slots
+    return math.ceil(Fraction(first) - Fraction((first - last) * slot, scenario.slots))
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,9 @@ def _trained_seconds(config: Config, seed: int, until_s: float) -> float:
 def test_what_costs_changes_nothing_else(short: Config, tmp_path: Path) -> None:
     """Prices, an equal speed for all and the clock of a fixed deadline move no other number."""
     dear = {"cost.compute_w": 9.0, "cost.samples_per_s": 10.0, "cost.downlink_bps": 1e3}
-    configs = [short, changed(short, dear)]
-    plain, other = compare_many(configs, [tmp_path / "a", tmp_path / "b"], CPU)
+    configs = [short, changed(short, dear), changed(short, LATE)]  # side by side, late ones too
+    plain, other, late = compare_many(configs, [tmp_path / name for name in "abc"], CPU)
+    assert str(late) != str(plain)
     blank = {"seconds": 0.0, "joules": 0.0, "client_seconds": "", "client_joules": ""}
     assert [r._replace(**blank) for r in plain] != plain
     assert str([r._replace(**blank) for r in plain]) == str([r._replace(**blank) for r in other])

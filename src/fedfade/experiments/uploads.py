@@ -50,6 +50,7 @@ class Uplink:
     def scenario_key(self) -> str:
         """Equal for uplinks whose episodes can be played in one batch."""
         values = [getattr(self.scenario, field.name) for field in fields(self.scenario)]
+        values.append(self._ready.shape[-1])  # rounds with and without late clients do not stack
         return repr([v.tolist() if isinstance(v, Tensor) else v for v in values])
 
     @property

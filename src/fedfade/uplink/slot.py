@@ -283,7 +283,7 @@ class SlotAir(NamedTuple):
     known: Air  # as it was when the base station measured it: what link adaptation goes by
     ready: Tensor  # [episode, client] bool, who can send; the last axis empty where all can
     chance: Tensor  # [episode, client] uniform numbers; the last axis empty where none are needed
-    quorum: float | Tensor | None = None  # uploads with which the round is over; None: those of all
+    quorum: int | Tensor | None = None  # uploads with which the round is over; None: those of all
 
 
 def slot_air(scenario: Scenario, round_: Round, slot: int | Tensor) -> SlotAir:
@@ -299,11 +299,12 @@ def slot_air(scenario: Scenario, round_: Round, slot: int | Tensor) -> SlotAir:
     chance = gain.new_empty(episodes, 0)
     (first, last), quorum = scenario.quorum, None
     if last < scenario.clients:
-        quorum = first - (first - last) / scenario.slots * slot
+        fewer = (first - last) * slot // scenario.slots  # in whole numbers: the same everywhere
+        quorum = first - fewer
     return SlotAir(now, now, round_.ready_slot <= slot, chance, quorum)
 
 
-def is_over(progress: Progress, quorum: float | Tensor) -> Tensor:
+def is_over(progress: Progress, quorum: int | Tensor) -> Tensor:
     """Whether as many have delivered as end the round: [episode] bool."""
     return progress.finished.sum(-1) >= quorum
 
