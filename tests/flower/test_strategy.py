@@ -30,6 +30,7 @@ from flwr.serverapp.strategy import (
 from fedfade.agents import AgentNetworks, QmixPolicy
 from fedfade.allocation import load_policy, play_round
 from fedfade.experiments import Comparison, RunFolder, SideBySide, read_rows
+from fedfade.experiments.uploads import Uplink
 from fedfade.flower import FederatedTask, UplinkMod, WirelessStrategy, choose_policy
 from fedfade.flower.decisions import (
     Decisions,
@@ -262,6 +263,24 @@ def test_late_clients_decide_as_the_server_would(
     wanted = play_round(policy, scenario, round_, keys)
     for one, other in zip(found[:-1], wanted[:-1], strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["wrap-around-choice", "deadline-feedback"])
+def test_clients_hear_of_antennas_and_other_cells_what_they_need(name: str) -> None:
+    """The gain of all antennas is their own fading; of other cells they are told the mean."""
+    changes = ["radio.receive_antennas=3", "cell.interference_cells=6", "radio.slots=60"]
+    config = load_config("paper", [*changes, "radio.source=gamma", "run.seeds=1"])
+    uplink = Uplink(config, 1e6, torch.device("cpu"))
+    scenario, round_, keys = uplink.scenario, uplink.round(0), uplink.keys(name, 0)
+    start, policy = start_round(scenario, 1), load_policy(name)
+
+    def ask(questions: list[Seen]) -> dict[int, Decisions]:
+        return {seen.client: decide(policy, scenario, seen) for seen in questions}
+
+    found, _ = play_with_clients(policy, scenario, round_, keys, start, ask)
+    wanted = play_round(policy, scenario, round_, keys, start=start)
+    assert torch.equal(found.bits, wanted.bits)
+    assert 0 < int(wanted.delivered.sum()) < 10
 
 
 @pytest.mark.parametrize("finished", [False, True])

@@ -12,7 +12,7 @@ from fedfade.agents import Trainer
 from fedfade.config import Config, changed, idle, load_config
 from fedfade.config.idle import IDLE
 from fedfade.learning import Federation, learning_curve, load_data
-from fedfade.radio import Cell, Channel, sample_drops
+from fedfade.radio import Cell, Channel, OtherCells, sample_drops, sinr
 from fedfade.storage import write_npz
 from fedfade.uplink.cost import ready_slots, training_seconds
 
@@ -33,6 +33,7 @@ OTHER = {  # another value of each field, where half of it or its other name wil
     "radio.client_antenna_gain_dbi": 3.0, "cell.client_height_m": 3.0,
     "cell.min_distance_m": 200.0, "run.precision": "tf32", "qmix.mappo.gae_lambda": 0.5,
     "cost.speed_spread": 0.5, "run.deadline_clients": 2,
+    "radio.receiver": "mrc",
 }  # fmt: skip
 
 
@@ -44,11 +45,17 @@ def other(config: Config, field: str) -> object:
 
 
 def gains(config: Config) -> torch.Tensor:
-    """What the uplink sees of radio and cell: [run, round, slot, client, band]."""
+    """What the uplink sees of radio and cell, and what everybody together on a sub-band is."""
     radio, cell, clients = config.radio, config.cell, config.learning.clients
     places = Cell(cell, radio, clients).trajectory([0, 1], rounds=3)
-    fading = Channel(radio, cell, clients).small_scale_gains([0, 1], [0, 2], [0], places)
-    return torch.cat([fading.flatten(), places.gain_db.flatten()])
+    drawn = Channel(radio, cell, clients).small_scale([0, 1], [0, 2], [0], places)
+    others = OtherCells(cell, radio, clients).levels_w([0, 1], [0, 1], [0, 2], [0])
+    seen = [drawn.gain, places.gain_db, others]
+    if radio.receive_antennas > 1:
+        alike = torch.ones(drawn.gain.shape[:-1])
+        gain, direction = drawn
+        seen.append(sinr(gain, alike.long(), alike, 1.0, direction, radio.receiver))
+    return torch.cat([part.flatten() for part in seen])
 
 
 def agents(config: Config) -> torch.Tensor:
@@ -106,8 +113,9 @@ def test_what_is_called_idle_changes_no_bit(
 
 @pytest.mark.parametrize("field", [f for f in FIELDS if f.startswith(("radio", "cell"))])
 def test_what_is_not_called_idle_does_something(field: str) -> None:
-    where = ["cell.mobility=ring"] if "ring" in field else []
-    base = load_config("paper", [*SMALL, *where])
+    where = {"cell.ring": "cell.mobility=ring", "cell.interference": "cell.interference_cells=2"}
+    where["radio.receiver"] = "radio.receive_antennas=2"
+    base = load_config("paper", [*SMALL, *(where[k] for k in where if field.startswith(k))])
     assert not any(idle(base, [field]))
     assert not torch.equal(gains(changed(base, {field: other(base, field)})), gains(base))
 

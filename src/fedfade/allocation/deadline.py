@@ -14,13 +14,13 @@ from torch import Tensor
 from fedfade.allocation.assignment import assign
 from fedfade.allocation.policy import BuiltInPolicy, View, full_power
 from fedfade.uplink import Action
-from fedfade.uplink.plan import best_rate, soonest_first
+from fedfade.uplink.plan import planned_rate, soonest_first
 
 
 def bits_per_slot(view: View) -> Tensor:
     """What a client is expected to send in a slot alone on a sub-band: [episode, client]."""
     scenario = view.scenario
-    rate = best_rate(view.snr, 1, scenario.fading_shape)
+    rate = planned_rate(scenario, view.snr)
     return (rate * scenario.bandwidth_hz * scenario.slot_s).clamp(min=1e-20)
 
 
@@ -88,7 +88,8 @@ class DeadlineMatching(BuiltInPolicy):
         hurry = (needed / view.own_slots_left) ** self.HURRY
         belongs = members(view, needed, gain, reach=torch.inf)
         weight = torch.where(belongs, hurry, self.BEYOND * hurry).masked_fill(~view.can_send, 0.0)
-        rate = torch.log2(1.0 + view.received_snr) * (scenario.bandwidth_hz * scenario.slot_s)
+        rate = scenario.link.efficiency(view.received_snr)
+        rate = rate * (scenario.bandwidth_hz * scenario.slot_s)
         band, _ = assign((weight / bits)[..., None] * rate)
         band = band.masked_fill(~view.can_send, -1)
         memory.sent = band >= 0

@@ -119,11 +119,12 @@ def make_view(
         observations = Observations(as_observed(policy, scenario), round_, slots=1)
     measured = slot - int(getattr(policy, "csi_delay_slots", 0))
     fading = round_.fading[:, max(measured, 0)]
+    told = scenario.antennas > 1 and policy.scope == "central" and measured >= 0
     return View(
         scenario=scenario,
         slot=slot,
-        snr=round_.alpha * (scenario.full_power_w / scenario.noise_w),
-        fading=fading if measured >= 0 else torch.ones_like(fading),
+        snr=uplink.mean_snr(scenario, round_),
+        fading=fading if measured >= 0 else torch.full_like(fading, scenario.antennas),
         remaining_bits=progress.remaining_bits.float(),
         deviation=round_.deviation if aware else None,
         round_index=round_.number,
@@ -131,6 +132,7 @@ def make_view(
         finished=None if policy.scope == "local" else progress.finished,
         age=round_.age if aware and policy.scope != "local" else None,
         inner=round_.inner if aware and policy.scope == "central" else None,
+        direction=round_.direction[:, measured] if told else None,
         round_keys=keys,
         ready_slot=round_.staggered,
     )

@@ -41,8 +41,10 @@ class View:
 
     scenario: Scenario
     slot: int
-    snr: Tensor  # [episode, client] mean SNR at full power (linear), known to all
-    fading: Tensor  # [episode, client, band] small-scale gain, unit mean
+    snr: Tensor  # [episode, client] mean SNR at full power and one antenna (linear), known to
+    # all; other cells count as noise, with their mean level in dB
+    fading: Tensor  # [episode, client, band] small-scale gain of all antennas together: its mean is
+    # their number
     remaining_bits: Tensor  # [episode, client]
     deviation: Tensor | None  # [episode, client] squared gradient deviation; gradient-aware only
     round_index: Tensor  # [episode] federated round
@@ -50,6 +52,9 @@ class View:
     finished: Tensor | None  # [episode, client] bool; None for scope local
     age: Tensor | None  # [episode, client] rounds since it delivered last; None likewise
     inner: Tensor | None  # [episode, client, client] Gram matrix; central only
+    # [episode, client, band, antenna, 2] unit vectors in which `fading` arrives, real and imaginary
+    # parts; central only, and None with one antenna or before anything was measured
+    direction: Tensor | None
     round_keys: Tensor  # [episode] keys for the round's random numbers
     ready_slot: Tensor | None  # [episode, client] first slot each can send in, known to all; or 0
 

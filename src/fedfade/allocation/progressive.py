@@ -59,5 +59,5 @@ class ProgressiveMatching(BuiltInPolicy):
         scenario, own = view.scenario, view.scenario.payload_bits
         worth = view.remaining_bits / own * (scenario.mean_payload_bits / own)  # of a bit
         worth = worth * view.can_send
-        band, _ = assign(worth[..., None] * torch.log2(1.0 + view.received_snr))
+        band, _ = assign(worth[..., None] * scenario.link.efficiency(view.received_snr))
         return full_power(view, band.masked_fill(~view.can_send, -1))

@@ -169,6 +169,6 @@ class ShortestRemainingFirst(BuiltInPolicy):
         order = plan.shortest_first(scenario, slots, view.round_index)
         chosen = order[:, : scenario.bands]  # [episode, place]
         rows = chosen[..., None].expand(-1, -1, scenario.bands)
-        place_band, _ = assign(torch.log1p(view.received_snr.gather(1, rows)))
+        place_band, _ = assign(scenario.link.efficiency(view.received_snr.gather(1, rows)))
         band = torch.full_like(view.active, -1, dtype=torch.int64).scatter(1, chosen, place_band)
         return full_power(view, band.masked_fill(~view.can_send, -1))

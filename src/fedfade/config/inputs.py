@@ -9,7 +9,7 @@ from fedfade.errors import UserError
 from fedfade.seams import source_file
 from fedfade.storage import sha256_of
 
-_BUILT_IN = {"digits", "cifar10", "learning", "synthetic", None}
+_BUILT_IN = {"digits", "cifar10", "learning", "synthetic", "64qam", "256qam", None}
 
 
 def content_digest(place: Path) -> str | None:
@@ -34,9 +34,11 @@ def inputs_of(
     """
     learning, allocation, radio = config.learning, config.allocation, config.radio
     replaced = [*allocation.observe, learning.model, learning.codec, learning.server, radio.source]
+    replaced += [radio.link]
     replaced += [config.qmix.teacher] if training else allocation.policies
     gradients = config.qmix.gradients if training else None
-    files = {learning.data, radio.traces, config.cost.speeds, gradients} - _BUILT_IN
+    files = {learning.data, radio.traces, radio.nr.table, radio.nr.curves, config.cost.speeds}
+    files = (files | {gradients}) - _BUILT_IN
     places = {name: source_file(name) for name in replaced if ":" in name}
     places |= {name: Path(name) for name in sorted(map(str, files))}
     digests = {name: digest(place) for name, place in places.items() if place is not None}

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from fedfade.errors import not_allowed
-from fedfade.seams import CODECS, FADING, PARTS, POLICIES, SERVER_RULES
+from fedfade.seams import CODECS, FADING, LINKS, PARTS, POLICIES, SERVER_RULES
 
 SILENT_DBM = -100.0
 """A power level at or below this means: do not send (the paper's -100 dBm)."""
@@ -51,6 +51,7 @@ def _folders(value: object) -> object:
 CodecName = Annotated[str, AfterValidator(CODECS.check), CODECS]
 ServerRuleName = Annotated[str, AfterValidator(SERVER_RULES.check), SERVER_RULES]
 FadingName = Annotated[str, AfterValidator(FADING.check), FADING]
+LinkName = Annotated[str, AfterValidator(LINKS.check), LINKS]
 _TEACHERS = replace(POLICIES, field="qmix.teacher")
 TeacherName = Annotated[
     str, AfterValidator(lambda name: _TEACHERS.check(name, others=("none",))), _TEACHERS
@@ -99,6 +100,30 @@ class _Branch(BaseModel):
 # --- the tree --------------------------------------------------------------------------------
 
 
+class CappedConfig(_Branch):
+    """Shannon's curve, worse by some decibel, with a ceiling (radio.link: capped)."""
+
+    gap_db: Spread = _is(1.5, "what the SINR is worse by")
+    ceiling_bps_hz: float = _is(5.5547, "most bit/s/Hz: 64QAM at 948/1024", gt=0, le=100)
+
+
+class NrConfig(_Branch):
+    """Schemes, block errors and retransmissions of 5G NR (radio.link: nr)."""
+
+    table: str = _is(
+        "64qam", "schemes: 64qam or 256qam (TS 38.214, tables 5.1.3.1-1 and -2), or a .json file"
+    )
+    block_bits: Whole = _is(8448, "longest code block, in bits (TS 38.212)", ge=24, le=10**9)
+    gap_db: Spread = _is(0.75, "SINR that codes need beyond the normal approximation")
+    curves: str | None = _is(None, "measured block errors instead: a .json file")
+    target_error: float = _is(0.1, "error of a first transmission to adapt to", gt=0, lt=1)
+    step_db: float = _is(0.5, "step of the outer loop after a sure error; 0: no loop", ge=0, le=10)
+    retransmissions: Whole = _is(3, "times a lost block is sent again at most", ge=0, le=16)
+    feedback: Literal["sampled", "expected"] = _is(
+        "sampled", "draw who gets through, or count every block by its probability"
+    )
+
+
 class RadioConfig(_Branch):
     """What a slot of the uplink looks like."""
 
@@ -127,12 +152,28 @@ class RadioConfig(_Branch):
     noise_figure_db: Decibel = _is(5.0, "receiver noise figure")
     antenna_gain_dbi: Decibel = _is(8.0, "base-station antenna gain")
     client_antenna_gain_dbi: Decibel = _is(0.0, "antenna gain of a client")
+    receive_antennas: Whole = _is(
+        1, "antennas of the base station, in a line half a wavelength apart", ge=1, le=64
+    )
+    receiver: Literal["mrc", "mmse"] = _is(
+        "mmse",
+        "what several antennas are combined for: most signal, or most signal over interference "
+        "and noise",
+    )
+    link: LinkName = _is("shannon", "what gets through of a slot at an SINR")
+    link_overhead: Kept = _is(0.0, "link capped, nr: share of a slot for pilots and control")
+    link_delay_slots: Whole = _is(1, "age of the SINR that a link adapts to (nr)", ge=0, le=100_000)
+    capped: CappedConfig = _is(CappedConfig(), "link capped")
+    nr: NrConfig = _is(NrConfig(), "link nr")
 
     def _faults(self) -> _Faults:
         if self.source == "traces" and self.traces is None:
             yield "radio.traces", "null", "a path when radio.source is 'traces'"
         if self.source != "traces" and self.traces is not None:
             yield "radio.traces", self.traces, "null unless radio.source is 'traces'"
+        if self.source == "traces" and self.receive_antennas > 1:
+            allowed = "1 when radio.source is 'traces', whose gains are those of one antenna"
+            yield "radio.receive_antennas", self.receive_antennas, allowed
         levels = self.power_levels_dbm
         for wrong, allowed in (
             (max(levels) <= SILENT_DBM, "a list with at least one level above -100 dBm"),
@@ -154,6 +195,16 @@ class RadioConfig(_Branch):
     def antennas_dbi(self) -> float:
         """Antenna gain of both ends."""
         return self.antenna_gain_dbi + self.client_antenna_gain_dbi
+
+    @property
+    def fading_shape(self) -> int:
+        """Shape of the gamma distribution nearest to a sub-band's fading at one antenna.
+
+        Rayleigh, 1, at one frequency; a mean over a sub-band of the clustered channel spreads by
+        3.5 dB instead of 5.6, as a gamma variable of shape 2 does.
+        """
+        averaged = self.subband_gain == "average" and self.subcarriers > 1
+        return 2 if self.source == "gamma" or (self.source == "clustered" and averaged) else 1
 
     @property
     def full_level(self) -> int:
@@ -183,6 +234,15 @@ class CellConfig(_Branch):
     shadowing_decorrelation_m: Metres = _is(13.0, "distance at which its correlation is 1/e")
     ring_snr_db: Decibel = _is(20.0, "ring: mean SNR of every client at full power")
     ring_spread_db: Spread = _is(0.0, "ring: standard deviation of gains, drawn anew every round")
+    interference_cells: Whole = _is(
+        0,
+        "neighbouring cells of the same size whose clients are heard here; 6 all around",
+        ge=0,
+        le=6,
+    )
+    interference_activity: Share = _is(
+        1.0, "share of slots and sub-bands in which somebody sends in a neighbouring cell"
+    )
 
     def _faults(self) -> _Faults:
         if self.min_distance_m >= self.inner_radius_m:

@@ -23,7 +23,16 @@ from fedfade import agents, allocation
 from fedfade.allocation import Action, Outcome, Policy, Scope, View
 from fedfade.config import Config
 from fedfade.errors import UserError, not_allowed
-from fedfade.uplink import Progress, Round, Scenario, decode_action, hop, plain_round
+from fedfade.radio import db_to_linear
+from fedfade.uplink import (
+    Progress,
+    Round,
+    Scenario,
+    decode_action,
+    hop,
+    noise_rise_db,
+    plain_round,
+)
 
 
 def choose_policy(name: str, config: Config) -> Policy | None:
@@ -84,6 +93,7 @@ class Seen:
 
     client: int
     alpha: Tensor  # [client] announced large-scale gains
+    noise_rise_db: Tensor  # [] announced: what other cells add to the noise on average
     start_bits: Tensor  # [client] announced: what each has to send, 0 for who takes no part
     fading: Tensor  # [slot, band] own
     deviation: Tensor  # [] own squared gradient deviation
@@ -110,12 +120,16 @@ def decide(policy: Policy, scenario: Scenario, seen: Seen) -> Decisions:
     The policy is asked as always, for everybody; rows of others hold nothing they could tell.
     """
     own = seen.client
-    fading = torch.ones(1, scenario.slots, scenario.clients, scenario.bands)
+    shape = (1, scenario.slots, scenario.clients, scenario.bands)
+    fading = torch.full(shape, float(scenario.antennas))
     fading[0, :, own] = seen.fading
     inner = torch.zeros(1, scenario.clients, scenario.clients)
     inner[0, own, own] = seen.deviation
     round_ = plain_round(seen.alpha[None], fading, inner, seen.number[None], seen.age[None])
     round_ = round_._replace(ready_slot=seen.ready_slot[None])
+    if scenario.other_cells:  # of which a client knows the mean
+        level_w = scenario.noise_w * (db_to_linear(seen.noise_rise_db) - 1.0)
+        round_ = round_._replace(other_cells_w=level_w.expand(1, *shape[1::2]))
     band = torch.zeros(scenario.slots, dtype=torch.int64)
     level = torch.full_like(band, scenario.silent_level)
     memory, checks = None, allocation.ActionChecks(policy.name, scenario, episodes=1)
@@ -169,7 +183,7 @@ def play_with_clients(
     played: Decisions | None = None
     outcome: Outcome | None = None
     while exchanges <= (scenario.slots + 1) * (len(sending) - len(asked) + 1):
-        answers = ask(_questions(asked, policy.scope, round_, key, start, before))
+        answers = ask(_questions(scenario, asked, policy.scope, round_, key, start, before))
         exchanges += 1
         asked = [n for n in asked if n in answers]
         joint = _joint(scenario, answers, can_send)
@@ -203,10 +217,17 @@ def _same(scenario: Scenario, one: Decisions, other: Decisions) -> bool:
 
 
 def _questions(
-    asked: list[int], scope: Scope, round_: Round, key: Tensor, start: Progress, before: Tensor
+    scenario: Scenario,
+    asked: list[int],
+    scope: Scope,
+    round_: Round,
+    key: Tensor,
+    start: Progress,
+    before: Tensor,
 ) -> list[Seen]:
     """What each client is told: its own rows, and what is announced to all."""
-    announced = (round_.alpha[0], start.remaining_bits[0])
+    rise = noise_rise_db(scenario, round_)[0]
+    announced = (round_.alpha[0], rise, start.remaining_bits[0])
     heard = scope == "feedback"  # who finishes, and so who delivered in earlier rounds
     rest = ((before <= 0) & heard, round_.number[0], heard * round_.age[0], round_.ready_slot[0])
     questions = []

@@ -23,7 +23,7 @@ from fedfade.uplink.plan import (
     service_order,
     timetable,
 )
-from fedfade.uplink.slot import Round, Scenario
+from fedfade.uplink.slot import Round, Scenario, mean_snr
 
 # Centre and scale of each quantity in the units named.
 SNR_CENTRE_DB, SNR_SCALE_DB = 15.0, 15.0
@@ -124,20 +124,16 @@ def _checked(name: str, part: Part) -> LoadedPart:
 # --- quantities, scaled ----------------------------------------------------------------------
 
 
-def mean_snr(scenario: Scenario, round_: Round) -> Tensor:
-    """Mean SNR at full power: [episode, client]."""
-    return round_.alpha * (scenario.full_power_w / scenario.noise_w)
-
-
 def scaled_snr(scenario: Scenario, round_: Round) -> Tensor:
-    """Large-scale gains as mean SNR at full power: [episode, client]."""
-    snr_db = 10.0 * torch.log10(mean_snr(scenario, round_).clamp(min=SNR_FLOOR))
+    """Large-scale gains as mean SNR of all antennas at full power: [episode, client]."""
+    snr = mean_snr(scenario, round_) * scenario.antennas
+    snr_db = 10.0 * torch.log10(snr.clamp(min=SNR_FLOOR))
     return ((snr_db - SNR_CENTRE_DB) / SNR_SCALE_DB).clamp(-BOUND, BOUND)
 
 
 def scaled_fading(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
-    """Small-scale gains in some slots: [episode, slot, client, band]."""
-    fading = round_.fading.index_select(1, slots)
+    """Small-scale gains in some slots over their mean: [episode, slot, client, band]."""
+    fading = round_.fading.index_select(1, slots) / scenario.antennas
     if "fading" in scenario.hide:
         return torch.ones_like(fading)
     fading_db = 10.0 * torch.log10(fading.clamp(min=FADING_FLOOR))

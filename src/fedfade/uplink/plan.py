@@ -12,16 +12,23 @@ begin, which is announced too; without it all can in slot 0.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedfade.uplink.expected import look_up
 from fedfade.uplink.slot import Scenario
 
 
-def ergodic_rate(snr: Tensor) -> Tensor:
-    """Mean of log2(1 + snr * h) over h ~ Exp(1), in bit/s/Hz: the shape of `snr`.
+def _shannon(ratio: Tensor) -> Tensor:
+    return torch.log2(1.0 + ratio)
+
+
+def ergodic_rate(snr: Tensor, efficiency: Callable[[Tensor], Tensor] = _shannon) -> Tensor:
+    """Mean of log2(1 + snr * h) over h ~ Exp(1), in bit/s/Hz: the shape of `snr`. Another link has
+    another efficiency.
 
     The closed form e^(1/snr) E1(1/snr) / ln 2 overflows at low SNR and exists on no GPU; with
     h = e^x the integrand dies off at both ends so fast that the plain trapezoid rule converges
@@ -29,14 +36,18 @@ def ergodic_rate(snr: Tensor) -> Tensor:
     """
     x = torch.linspace(-16.0, 4.5, 96, dtype=snr.dtype, device=snr.device)
     weight = torch.exp(x - torch.exp(x)) * (x[1] - x[0])
-    return (torch.log2(1.0 + snr[..., None] * torch.exp(x)) * weight).sum(-1)
+    return (efficiency(snr[..., None] * torch.exp(x)) * weight).sum(-1)
 
 
 def expected_slots(scenario: Scenario, snr: Tensor, bits: Tensor | None = None) -> Tensor:
     """Slots a client alone on a sub-band needs for its bits, a payload if not given:
     [episode, client]."""
     bits = torch.zeros_like(snr) + scenario.payload_bits if bits is None else bits
-    bits_per_slot = ergodic_rate(snr) * scenario.bandwidth_hz * scenario.slot_s
+    if scenario.antennas > 1 or scenario.rate_table is not None:
+        rate = planned_rate(scenario, snr)
+    else:  # as earlier work does: Rayleigh fading, though a sub-band's mean fades less
+        rate = ergodic_rate(snr, scenario.link.efficiency)
+    bits_per_slot = rate * scenario.bandwidth_hz * scenario.slot_s
     return bits / bits_per_slot.clamp(min=torch.finfo(torch.float32).tiny)
 
 
@@ -72,9 +83,7 @@ def service_order(
 ) -> Order:
     """The order of expected times under the scenario's own fading. The order is that of any
     fading; the times of Rayleigh fading would be too long where a sub-band is an average."""
-    bits_per_slot = best_rate(snr, 1, scenario.fading_shape) * (
-        scenario.bandwidth_hz * scenario.slot_s
-    )
+    bits_per_slot = planned_rate(scenario, snr) * (scenario.bandwidth_hz * scenario.slot_s)
     slots = scenario.payload_bits / bits_per_slot.clamp(min=torch.finfo(torch.float32).tiny)
     clients = soonest_first(scenario, slots, round_number, ready)
     return Order(clients, clients.argsort(-1), slots)
@@ -146,8 +155,14 @@ class Reservation(NamedTuple):
     rank: Tensor  # [episode, client] place in the order of service, 0 first
 
 
-def best_rate(snr: Tensor, choices: float, shape: float) -> Tensor:
-    """Mean of log2(1 + snr * h), h the best of `choices` sub-bands, in bit/s/Hz.
+def best_rate(
+    snr: Tensor,
+    choices: float,
+    shape: float,
+    efficiency: Callable[[Tensor], Tensor] = _shannon,
+) -> Tensor:
+    """Mean of log2(1 + snr * h), h the best of `choices` sub-bands, in bit/s/Hz, or of another
+    link's efficiency.
 
     One sub-band fades like a gamma variable of unit mean: shape 1 is Rayleigh, a mean over many
     subcarriers is nearer to shape 2.
@@ -158,7 +173,16 @@ def best_rate(snr: Tensor, choices: float, shape: float) -> Tensor:
     below = one.cumsum(0) - 0.5 * one
     power = 1.0 + LIKENESS * (choices - 1)
     best = one * below ** (power - 1.0)
-    return (torch.log2(1.0 + snr[..., None] * torch.exp(x)) * (best / best.sum())).sum(-1)
+    return (efficiency(snr[..., None] * torch.exp(x)) * (best / best.sum())).sum(-1)
+
+
+def planned_rate(scenario: Scenario, snr: Tensor, choices: int = 1) -> Tensor:
+    """Mean rate of a client alone on the best of so many sub-bands, in bit/s/Hz; `snr` at one
+    antenna. Several gather as many times the power, and fade less."""
+    snr = snr * scenario.antennas
+    if scenario.rate_table is not None:
+        return look_up(scenario.rate_table, snr, choices)
+    return best_rate(snr, choices, scenario.fading_shape, scenario.link.efficiency)
 
 
 def reserve(
@@ -184,7 +208,7 @@ def reserve(
     whole = torch.zeros_like(snr) + scenario.payload_bits
     remaining_bits = whole if remaining_bits is None else remaining_bits
     choices = range(1, scenario.bands + 1 if choice else 2)
-    rate = torch.stack([best_rate(snr, m, scenario.fading_shape) for m in choices], -1)
+    rate = torch.stack([planned_rate(scenario, snr, m) for m in choices], -1)
     rate = rate * (scenario.bandwidth_hz * scenario.slot_s)  # bits a slot
     alone = rate[..., 0].clamp(min=torch.finfo(torch.float32).tiny)
     slots = remaining_bits / alone  # [episode, client]
