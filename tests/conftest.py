@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fedfade.config import Config, load_config
-from fedfade.uplink import Round, Scenario, scenario_from_config
+from fedfade.uplink import Round, Scenario, plain_round, scenario_from_config
 
 torch.set_num_threads(1)
 
@@ -146,7 +146,7 @@ def make_round() -> Callable[..., tuple[Scenario, Round]]:
         level = snr_db + spread_db * torch.randn(episodes, clients, generator=generator)
         uniform = torch.rand(episodes, scenario.slots, clients, scenario.bands, generator=generator)
         vectors = torch.randn(episodes, clients, 30, generator=generator)
-        return scenario, Round(
+        return scenario, plain_round(
             alpha=10 ** (level / 10) * (scenario.noise_w / scenario.full_power_w),
             fading=-torch.log1p(-uniform),
             inner=vectors @ vectors.transpose(1, 2),

@@ -15,7 +15,7 @@ from fedfade.config import load_config
 from fedfade.device import one_thread
 from fedfade.radio import Cell, Channel, db_to_linear
 from fedfade.randomness import fold, normal, stream, uniform
-from fedfade.uplink import Round, Scenario, scenario_from_config
+from fedfade.uplink import Round, Scenario, plain_round, scenario_from_config
 
 SNRS_DB = (-10.0, 0.0, 10.0, 20.0)
 PAYLOAD_BITS = 9_932_960
@@ -114,7 +114,7 @@ def independent_round(alpha: Tensor, fading: Tensor) -> Round:
     episodes, _, clients, _ = fading.shape
     inner = torch.eye(clients).expand(episodes, -1, -1)
     alpha = alpha.expand(episodes, -1)
-    return Round(alpha, fading, inner, torch.zeros(episodes), torch.zeros_like(alpha))
+    return plain_round(alpha, fading, inner, torch.zeros(episodes), torch.zeros_like(alpha))
 
 
 @one_thread()
