@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fedfade.config import Config, load_config
-from fedfade.uplink import Round, Scenario, plain_round, scenario_from_config
+from fedfade.uplink import Round, Scenario, draw_chance, plain_round, scenario_from_config
 
 torch.set_num_threads(1)
 
@@ -152,6 +152,7 @@ def make_round() -> Callable[..., tuple[Scenario, Round]]:
             inner=vectors @ vectors.transpose(1, 2),
             number=torch.arange(episodes, dtype=torch.float32),
             age=torch.zeros(episodes, clients),
+            chance=draw_chance(scenario, torch.arange(episodes) + 1000 * seed),
         )
 
     return make
