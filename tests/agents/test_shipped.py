@@ -47,10 +47,19 @@ def test_agents_that_learned_to_pack_see_no_plan(name: str) -> None:
     assert uploads(agents, config) >= uploads(schedule, config)
 
 
+@pytest.mark.parametrize("link", ["capped", "nr"])
+def test_they_play_under_another_link(link: str) -> None:
+    """Trained over Shannon's; what they see of plans is reckoned with the link at hand."""
+    config = load_config("paper", [*UNSEEN, "run.seeds=2", f"radio.link={link}"])
+    found = {name: uploads(compared_policy(config, name), config) for name in shipped_policies()}
+    assert found.pop("qmix") < 2  # agents of the paper's training deliver next to nothing
+    assert all(0.5 < some < 5 for some in found.values()), found
+
+
 def test_they_fit_the_papers_sizes_and_no_other() -> None:
     names = shipped_policies()
     assert "qmix-plus" in names
-    for preset in ("paper", "ring", "paper-epochs"):
+    for preset in ("paper", "ring", "paper-epochs", "paper-nr"):
         assert shipped_policies_for(load_config(preset)) == names
     assert shipped_policies_for(load_config("small-cell")) == []
 

@@ -224,10 +224,13 @@ def test_clients_decide_as_the_server_would(policy: str, config: Config, task) -
 ON_CLIENTS = ["wrap-around-schedule", "wrap-around-choice", "block-fading-schedule-feedback"]
 
 
+@pytest.mark.parametrize(("link", "payload"), [("shannon", 2e6), ("nr", 6e5)])
 @pytest.mark.parametrize("name", ON_CLIENTS)
-def test_unequal_clients_decide_as_the_server_would(name: str, make_round) -> None:
+def test_unequal_clients_decide_as_the_server_would(
+    name: str, link: str, payload: float, make_round
+) -> None:
     """Some have all to send, some a quarter, some nothing."""
-    small = ("radio.slots=60", "learning.payload_bits=2e6")
+    small = ("radio.slots=60", f"learning.payload_bits={payload}", f"radio.link={link}")
     scenario, round_ = make_round(12, 4, episodes=1, overrides=small)
     share = torch.tensor([[1.0, 0.0, 0.25, 0.0, 0.25, 1.0, 0.0, 0.0, 1.0, 0.5]])
     start, keys = Progress(scenario.payload_bits * share), torch.zeros(1, dtype=torch.int64)
