@@ -40,7 +40,7 @@ LOWEST_DB, HIGHEST_DB, STEP_DB = -25.0, 50.0, 0.02
 """SINRs at which errors are tabulated; below all schemes fail, above none does."""
 _COARSE = 10  # information is computed at every tenth and interpolated, being smooth
 _LN_PER_DB = math.log(10.0) / 10.0
-_NEVER = 1e-9  # an error as rare counts as none: tiny numbers are slow
+_NEVER = 1e-9  # what is as rare counts as never: tiny numbers are slow
 _OFFSET_DB = 30.0  # beyond which the outer loop does not go
 
 
@@ -185,7 +185,7 @@ def tables(nr: NrConfig, symbols: float) -> Tables:
         errors = np.stack([block_error(s, symbols, nr.block_bits, nr.gap_db) for s in schemes])
     else:
         errors = read_curves(nr.curves, len(schemes))
-    errors[errors < _NEVER] = 0.0
+    errors[errors < _NEVER], errors[errors > 1.0 - _NEVER] = 0.0, 1.0
     # Goodput at an SINR that stays: blocks that get through by slots that a block takes.
     copies = nr.retransmissions + 1
     snr_db = grid_db()
@@ -246,7 +246,7 @@ class Nr:
         """Every block that is under way is heard once more, and a new one begun, as likely as each
         is."""
         now, kept = ratio.unsqueeze(-1), self._kept
-        wanted = known.log().add_(state.select(-1, 0))
+        wanted = known.log().add_(state.select(-1, 0)).contiguous()
         new = torch.embedding(self._fresh, torch.bucketize(wanted, self._from, right=True))
         flat = torch.cat([new, state.narrow(-1, 1, 1 + kept)], -1)  # the new block stands first
         row, rate, heard, before, begun = flat.view(*ratio.shape, -1, 5).unbind(-1)

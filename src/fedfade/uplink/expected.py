@@ -56,11 +56,11 @@ def _played(radio_text: str, cell_text: str, clients: int) -> Tensor:
 
 
 def _of_best(gain: Tensor, delay: int) -> tuple[Tensor, Tensor]:
-    """Gain on the best of the first 1, 2, ... sub-bands, and there so many slots ago, the mean
-    before the first: [slot, drop, band] -> [slot, choices x drop]."""
+    """Gain on the best of the first 1, 2, ... sub-bands, and there so many slots ago:
+    [slot, drop, band] -> [slot, choices x drop]."""
     best, where = gain.cummax(-1)
-    older = torch.cat([torch.ones_like(gain[:delay]), gain[: max(0, len(gain) - delay)]])
-    known = older[: len(gain)].gather(-1, where)
+    earlier = (torch.arange(len(gain)) - delay).clamp(min=0)
+    known = gain[earlier].gather(-1, where)
     return best.transpose(1, 2).flatten(1), known.transpose(1, 2).flatten(1)
 
 

@@ -285,7 +285,7 @@ def start_round(
     if remaining_bits is None:
         remaining_bits = torch.zeros(shape, dtype=dtype, device=scenario.device)
         remaining_bits = remaining_bits + scenario.payload_bits
-    return Progress(remaining_bits.to(dtype), scenario.link.initial.expand(*shape, -1))
+    return Progress(remaining_bits.to(dtype), scenario.link.initial.repeat(*shape, 1))
 
 
 def arrived(scenario: Scenario, progress: Progress) -> Tensor:
@@ -337,11 +337,13 @@ class SlotAir(NamedTuple):
 
 
 def slot_air(scenario: Scenario, round_: Round, slot: int | Tensor) -> SlotAir:
-    """The air of one slot, an int or a tensor [1]."""
+    """The air of one slot, an int or a tensor [1]. A round begins with a measurement: in its first
+    slots nothing older is known."""
     link, delay = scenario.link, scenario.link_delay_slots
     now = known = _air(scenario, round_, slot)
     if link.adapts and delay:
-        known = _air(scenario, round_, slot - delay)
+        earlier = max(slot - delay, 0) if isinstance(slot, int) else (slot - delay).clamp_(min=0)
+        known = _air(scenario, round_, earlier)
     chance = _of_slot(round_.chance, slot) if link.draws else round_.chance[:, :0, 0]
     (first, last), quorum = scenario.quorum, None
     if last < scenario.clients:
@@ -361,19 +363,12 @@ def _of_slot(by_slot: Tensor, slot: int | Tensor) -> Tensor:
 
 
 def _air(scenario: Scenario, round_: Round, slot: int | Tensor) -> Air:
-    """The air in a slot (paper: eq. 9). Before the first, mean gains are all that is known, and the
-    level and the directions that it begins with."""
-    begun = max(slot, 0) if isinstance(slot, int) else slot.clamp(min=0)
-    fading, mean = _of_slot(round_.fading, begun), float(scenario.antennas)
-    if not isinstance(slot, int):
-        fading = torch.where(slot >= 0, fading, mean)
-    elif slot < 0:
-        fading = torch.full_like(fading, mean)
+    """The air in a slot (paper: eq. 9)."""
+    gain = round_.alpha[:, :, None] * _of_slot(round_.fading, slot)
     noise_w: float | Tensor = scenario.noise_w
     if scenario.other_cells:
-        noise_w = noise_w + _of_slot(round_.other_cells_w, begun)
-    gain = round_.alpha[:, :, None] * fading
-    return Air(gain, noise_w, _of_slot(round_.direction, begun))
+        noise_w = noise_w + _of_slot(round_.other_cells_w, slot)
+    return Air(gain, noise_w, _of_slot(round_.direction, slot))
 
 
 def _stacked(now: float | Tensor, known: float | Tensor) -> float | Tensor:
