@@ -149,8 +149,8 @@ class Comparison:
             sent = outcomes.get(name)
             outcome = sent and part_of(sent, run // len(self.learned))
             own = {what: value[run] for what, value in measures.items()}
-            own["spent"] = outcome and self._bill.spent(seed, *outcome.used)
-            seen = RunRound(payload_bits=bits, uploads=uploads[run], outcome=outcome, **own)
+            spent = outcome and self._bill.spent(seed, *outcome.used)
+            seen = RunRound(bits, uploads=uploads[run], outcome=outcome, spent=spent, **own)
             self.rows.append(metrics.measured_row(seed, name, number, seen))
         if self.genie is not None:
             bounds = zip(self.uplink.seeds, self.genie.tolist(), strict=True)

@@ -98,8 +98,8 @@ def _verify_comparison(
             for row in (row for row in comparison.rows if row.round == number):
                 place = f"{row.policy}, seed {row.seed}, round {row.round}"
                 both = stored[row.seed, row.policy, row.round], row
-                then, now = ([getattr(one, name) for name in names] for one in both)
-                answer.compare(place, names, then, now)
+                values = [[getattr(one, name) for name in names] for one in both]
+                answer.compare(place, names, *values)
             same = np.array_equal(inner[:, number], comparison.grams[number].numpy())
             answer.compare(f"round {number}", ["Gram matrices equal"], [True], [same])
     if answer.again == total:

@@ -335,8 +335,8 @@ class WirelessStrategy(Strategy):
                 payload[reply.client] = reply.bits
             scenario = replace(scenario, payload_bits=payload)
         # Who did not train has nothing to send and counts as done, and is not among the awaited.
-        absent, everybody = scenario.clients - len(placed), scenario.clients
-        first, last = (min(everybody, count + absent) for count in scenario.quorum)
+        absent = scenario.clients - len(placed)
+        first, last = (min(scenario.clients, count + absent) for count in scenario.quorum)
         scenario = replace(scenario, quorum=(first, last))
         round_ = uplink.round(number, None if inner is None else inner.to(scenario.device))
         age = ages_after((report.delivered for report in self.history), scenario.clients)
