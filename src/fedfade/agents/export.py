@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedfade.agents.checkpoint import load_checkpoint
 from fedfade.agents.networks import StackedLinear
-from fedfade.agents.sets import REACH, SetNetworks
+from fedfade.agents.sets import NEAR, OVER, REACH, SHARP, STRETCH, SetNetworks
 from fedfade.agents.trained import ClientNetwork, load_agents
 from fedfade.config import Config
 from fedfade.errors import UserError
@@ -136,46 +136,78 @@ class _Graph:
 
 
 def set_graph(agents: SetNetworks) -> _Graph:
-    """A network over the set of clients, of one size: `tokens`, `pool` and its layers."""
+    """A network over the set of clients, of one size: `client_tokens`, `band_tokens` and its
+    layers."""
     clients, bands = agents.agents, agents.sizes[-1] - 1
     do, one, count = _Graph(agents.width, bands + 1), torch.tensor([1]), torch.tensor([1.0 * bands])
-    columns = torch.tensor([clients, clients, 1, clients, agents.width - 3 * clients - 1])
-    me, need, before, work, rest = (parts := "me, need, before, work, rest").split(", ")
-    do("Split", "observation", columns, options="<axis = 1>", out=parts)
+    names = ["me", "need", "before", "work", "left", "fading", "rest"]
+    columns = torch.tensor(agents.columns())
+    do("Split", "observation", columns, options="<axis = 1>", out=", ".join(names))
+    me, need, before, work, left, fading, rest = names
+
+    def through(layers: nn.ModuleList, x: str) -> str:
+        for layer in layers[:-1]:
+            x = do.layer(x, layer, relu=True)
+        return do.layer(x, layers[-1])
+
+    def total(x: str, y: str) -> str:
+        return do("ReduceSum", do("Mul", x, y), one)
+
+    def fill(value: float, like: str) -> str:
+        return do("Add", do("Sub", like, like), torch.tensor([value]))
+
+    nobody = do.beside(need, fill(REACH, left))
+    following = do("Gather", nobody, torch.arange(1, clients + 1), options="<axis = 1>")
+    served = do("Add", fill(0.0, need), torch.arange(1.0, clients + 1.0)[None] / bands)
 
     def near(x: str) -> str:
         return do("Clip", x, torch.tensor(-REACH), torch.tensor(REACH))
 
-    passed = do("CumSum", me, torch.tensor(1))
-    sides = do("Sub", torch.ones(1), passed), do("Sub", passed, me)
-    rank, mine = do("ReduceSum", sides[0], one), do("ReduceSum", do("Mul", me, need), one)
-    nothing, start = do("Sub", rank, rank), do("Mul", before, count)
-    stop, turn = do("Add", start, mine), do("Floor", start)
-    apart = do("Sub", torch.arange(clients)[None].float(), rank)
-    later = near(do("Sub", do("Mul", work, count), start))
-    heard = do.stack(need, work, do("Sub", need, mine), later, do("Div", apart, count))
-    for layer in agents.listen:
-        heard = do.layer(heard, layer, relu=True)
-    pooled = []
-    for side in sides:
-        there = do("Mul", heard, do("Unsqueeze", side, torch.tensor([2])))
-        total = do("ReduceSum", there, one, options="<keepdims = 0>")
-        most = do("ReduceMax", there, options="<axes = [1], keepdims = 0>")
-        pooled += [do("Div", total, count), most]
-    place = [mine, before, do("Sub", start, turn), do("Sub", stop, turn), do("Div", rank, count)]
-    place += [do("Add", nothing, torch.tensor([clients / bands]))]
-    place += [do("Gather", work, torch.tensor([clients - 1]), options="<axis = 1>")]
-    x = do.beside(own := do.beside(rest, *place), *pooled)
-    for layer in agents.body:
-        x = do.layer(x, layer, relu=True)
-    band = torch.arange(bands)[None].float()
+    def times(x: str, factor: float) -> str:
+        return do("Mul", x, torch.tensor([factor]))
+
+    excess = do("Sub", work, torch.ones(1))
+    full = near(times(excess, NEAR))
+    others = do.stack(need, work, full, following, served, fill(1.0 / bands, need))
+    heard = do("Relu", through(agents.listen, others))
+    summed = do("ReduceSum", heard, one, options="<keepdims = 0>")
+    largest = do("ReduceMax", heard, options="<axes = [1], keepdims = 0>")
+    pooled = do.beside(do("Div", summed, count), largest)
+    everybody = do("Expand", do("Unsqueeze", pooled, one), torch.tensor([1, clients, 1]))
+    said = through(agents.judge, do("Concat", heard, everybody, options="<axis = 2>"))
+    odds, turns = (do("Gather", said, torch.tensor(n), options="<axis = 2>") for n in (0, 1))
+    lacks, over = do("Relu", do("Neg", excess)), times(do("Relu", excess), OVER)
+    wrong = times(do("Add", lacks, over), NEAR)
+    last = do("Softmax", do("Sub", times(odds, SHARP), wrong), options="<axis = 1>")
+    belongs = total(do("CumSum", last, torch.tensor(1), options="<reverse = 1>"), me)
+    most = do("Add", do("Softplus", do("Add", turns, torch.tensor([STRETCH]))), torch.ones(1))
+    fills = do("Reciprocal", do("Clip", work, torch.tensor(1e-3), torch.tensor(1.0)))
+    stretch, mine = total(last, do("Min", fills, most)), total(me, need)
+    start, row = (do("Mul", do("Mul", stretch, count), x) for x in (before, total(last, work)))
+    end = do("Add", start, do("Min", do("Mul", stretch, mine), torch.ones(1)))
+    band = torch.arange(1.0 * bands)[None]
+    here = do("Add", do("Sub", torch.ones(1), left), band)
+
+    def below(x: str) -> str:
+        return do("ReduceSum", do("Cast", do("Less", here, x), options="<to = 1>"), one)
+
+    busy, under = below(row), below(start)
+    spare = do("Sub", do("Sub", do("Add", busy, busy), torch.ones(1)), do("Add", under, band))
+    edges = [do("Sub", here, start), do("Sub", end, here), do("Sub", row, here)]
+    seen = [*edges, *(times(edge, NEAR) for edge in edges)]
+    seen += [do("Sub", band, busy), do("Sub", band, under), spare]
+    rank = do("MatMul", me, torch.arange(1.0 * clients)[:, None])
     alike = do("Equal", do("Mod", rank, count, options="<fmod = 1>"), band)
-    seen = [near(do("Sub", start, band)), near(do("Sub", stop, band))]
-    seen += [do("Cast", alike, options="<to = 1>"), do("Add", nothing, band / bands)]
-    mine_there = do("Unsqueeze", do.layer(do.beside(x, own), agents.own_side), one)
-    met = do("Relu", do("Add", mine_there, do.layer(do.stack(*seen), agents.band_side)))
-    more = do("Squeeze", do.layer(met, agents.score), torch.tensor([2]))
-    silent = do.layer(x, agents.silence)
+    logical = do("Add", fill(0.0, fading), band / bands)
+    token = do.stack(*map(near, seen), fading, do("Cast", alike, options="<to = 1>"), logical)
+    until = do("Add", end, left)
+    until = do("Sub", until, do("Floor", until))
+    place = [mine, left, belongs, until, stretch, before, fill(clients / bands, left)]
+    own = do.beside(rest, *place, pooled)
+    mine_there = do("Unsqueeze", do.layer(own, agents.own_side), one)
+    met = do("Relu", do("Add", mine_there, do.layer(token, agents.band_side)))
+    more = do("Squeeze", through(agents.score, met), torch.tensor([2]))
+    silent = through(agents.silence, own)
     do.beside(do("Add", silent, more), silent, out="values")
     return do
 
@@ -235,7 +267,7 @@ def normalisation(config: Config) -> dict[str, Any]:
         "action": f"{action}, decided in slots 0, hold_slots, 2 hold_slots, ... "
         "and held in between; with hop_subbands, b in inputs and actions is sub-band (b + slot) "
         "mod subbands",
-        "hold_slots": config.qmix.hold_slots,
+        "hold_slots": config.qmix.play_hold_slots or config.qmix.hold_slots,
         "hop_subbands": config.qmix.hop_subbands,
         "levels_dbm": config.radio.power_levels_dbm,
         "subbands": config.radio.subbands,
