@@ -160,7 +160,7 @@ def test_a_folder_of_another_config_is_refused(fedfade, tmp_path: Path) -> None:
 
 BAD = [
     (["--policies", "magic"], "policy = 'magic' is not allowed"),
-    (["--policies", "qmix-plus-plus"], "mappo-hold, qmix, qmix-hold, qmix-plus, or module:factory"),
+    (["--policies", "qmix-plus-plus"], "qmix, qmix-hold, qmix-plus, size-free, or module:factory"),
     (["--policies", "genie"], "it needs a policy"),
     (
         ["--policies", "qmix-plus", "--set", "learning.payload_bits=auto"],

@@ -134,6 +134,23 @@ class _Graph:
         x = self("Add", self("MatMul", x, layer.weight[0]), layer.bias[0, 0])
         return self("Relu", x) if relu else x
 
+    def through(self, layers: nn.ModuleList, x: str) -> str:
+        for layer in layers[:-1]:
+            x = self.layer(x, layer, relu=True)
+        return self.layer(x, layers[-1])
+
+    def total(self, x: str, y: str) -> str:
+        return self("ReduceSum", self("Mul", x, y), torch.tensor([1]))
+
+    def fill(self, value: float, like: str) -> str:
+        return self("Add", self("Sub", like, like), torch.tensor([value]))
+
+    def near(self, x: str) -> str:
+        return self("Clip", x, torch.tensor(-REACH), torch.tensor(REACH))
+
+    def times(self, x: str, factor: float) -> str:
+        return self("Mul", x, torch.tensor([factor]))
+
 
 def set_graph(agents: SetNetworks) -> _Graph:
     """A network over the set of clients, of one size: `client_tokens`, `band_tokens` and its
@@ -145,69 +162,48 @@ def set_graph(agents: SetNetworks) -> _Graph:
     do("Split", "observation", columns, options="<axis = 1>", out=", ".join(names))
     me, need, before, work, left, fading, rest = names
 
-    def through(layers: nn.ModuleList, x: str) -> str:
-        for layer in layers[:-1]:
-            x = do.layer(x, layer, relu=True)
-        return do.layer(x, layers[-1])
-
-    def total(x: str, y: str) -> str:
-        return do("ReduceSum", do("Mul", x, y), one)
-
-    def fill(value: float, like: str) -> str:
-        return do("Add", do("Sub", like, like), torch.tensor([value]))
-
-    nobody = do.beside(need, fill(REACH, left))
+    nobody = do.beside(need, do.fill(REACH, left))
     following = do("Gather", nobody, torch.arange(1, clients + 1), options="<axis = 1>")
-    served = do("Add", fill(0.0, need), torch.arange(1.0, clients + 1.0)[None] / bands)
-
-    def near(x: str) -> str:
-        return do("Clip", x, torch.tensor(-REACH), torch.tensor(REACH))
-
-    def times(x: str, factor: float) -> str:
-        return do("Mul", x, torch.tensor([factor]))
-
+    served = do("Add", do.fill(0.0, need), torch.arange(1.0, clients + 1.0)[None] / bands)
     excess = do("Sub", work, torch.ones(1))
-    full = near(times(excess, NEAR))
-    others = do.stack(need, work, full, following, served, fill(1.0 / bands, need))
-    heard = do("Relu", through(agents.listen, others))
+    full = do.near(do.times(excess, NEAR))
+    others = do.stack(need, work, full, following, served, do.fill(1.0 / bands, need))
+    heard = do("Relu", do.through(agents.listen, others))
     summed = do("ReduceSum", heard, one, options="<keepdims = 0>")
     largest = do("ReduceMax", heard, options="<axes = [1], keepdims = 0>")
     pooled = do.beside(do("Div", summed, count), largest)
     everybody = do("Expand", do("Unsqueeze", pooled, one), torch.tensor([1, clients, 1]))
-    said = through(agents.judge, do("Concat", heard, everybody, options="<axis = 2>"))
+    said = do.through(agents.judge, do("Concat", heard, everybody, options="<axis = 2>"))
     odds, turns = (do("Gather", said, torch.tensor(n), options="<axis = 2>") for n in (0, 1))
-    lacks, over = do("Relu", do("Neg", excess)), times(do("Relu", excess), OVER)
-    wrong = times(do("Add", lacks, over), NEAR)
-    last = do("Softmax", do("Sub", times(odds, SHARP), wrong), options="<axis = 1>")
-    belongs = total(do("CumSum", last, torch.tensor(1), options="<reverse = 1>"), me)
+    lacks, over = do("Relu", do("Neg", excess)), do.times(do("Relu", excess), OVER)
+    wrong = do.times(do("Add", lacks, over), NEAR)
+    last = do("Softmax", do("Sub", do.times(odds, SHARP), wrong), options="<axis = 1>")
+    belongs = do.total(do("CumSum", last, torch.tensor(1), options="<reverse = 1>"), me)
     most = do("Add", do("Softplus", do("Add", turns, torch.tensor([STRETCH]))), torch.ones(1))
     fills = do("Reciprocal", do("Clip", work, torch.tensor(1e-3), torch.tensor(1.0)))
-    stretch, mine = total(last, do("Min", fills, most)), total(me, need)
-    start, row = (do("Mul", do("Mul", stretch, count), x) for x in (before, total(last, work)))
+    stretch, mine = do.total(last, do("Min", fills, most)), do.total(me, need)
+    start, row = (do("Mul", do("Mul", stretch, count), x) for x in (before, do.total(last, work)))
     end = do("Add", start, do("Min", do("Mul", stretch, mine), torch.ones(1)))
     band = torch.arange(1.0 * bands)[None]
     here = do("Add", do("Sub", torch.ones(1), left), band)
-
-    def below(x: str) -> str:
-        return do("ReduceSum", do("Cast", do("Less", here, x), options="<to = 1>"), one)
-
-    busy, under = below(row), below(start)
+    less = (do("Cast", do("Less", here, x), options="<to = 1>") for x in (row, start))
+    busy, under = (do("ReduceSum", flags, one) for flags in less)
     spare = do("Sub", do("Sub", do("Add", busy, busy), torch.ones(1)), do("Add", under, band))
     edges = [do("Sub", here, start), do("Sub", end, here), do("Sub", row, here)]
-    seen = [*edges, *(times(edge, NEAR) for edge in edges)]
+    seen = [*edges, *(do.times(edge, NEAR) for edge in edges)]
     seen += [do("Sub", band, busy), do("Sub", band, under), spare]
     rank = do("MatMul", me, torch.arange(1.0 * clients)[:, None])
     alike = do("Equal", do("Mod", rank, count, options="<fmod = 1>"), band)
-    logical = do("Add", fill(0.0, fading), band / bands)
-    token = do.stack(*map(near, seen), fading, do("Cast", alike, options="<to = 1>"), logical)
+    logical = do("Add", do.fill(0.0, fading), band / bands)
+    token = do.stack(*map(do.near, seen), fading, do("Cast", alike, options="<to = 1>"), logical)
     until = do("Add", end, left)
     until = do("Sub", until, do("Floor", until))
-    place = [mine, left, belongs, until, stretch, before, fill(clients / bands, left)]
+    place = [mine, left, belongs, until, stretch, before, do.fill(clients / bands, left)]
     own = do.beside(rest, *place, pooled)
     mine_there = do("Unsqueeze", do.layer(own, agents.own_side), one)
     met = do("Relu", do("Add", mine_there, do.layer(token, agents.band_side)))
-    more = do("Squeeze", through(agents.score, met), torch.tensor([2]))
-    silent = through(agents.silence, own)
+    more = do("Squeeze", do.through(agents.score, met), torch.tensor([2]))
+    silent = do.through(agents.silence, own)
     do.beside(do("Add", silent, more), silent, out="values")
     return do
 

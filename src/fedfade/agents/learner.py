@@ -164,8 +164,9 @@ class Learner:
         this is known.
         """
         assert batch.lesson is not None
-        slope = (values / self.config.lesson_margin).softmax(-1)
-        slope = (slope - F.one_hot(batch.lesson, values.shape[-1])) / values.shape[1]
+        odds = (values / self.config.lesson_margin).softmax(-1)
+        shown = spread(torch.ones_like(odds[..., 0]), batch.lesson, odds.shape[-1])
+        slope = (odds - shown) / values.shape[1]
         return slope if batch.finished is None else slope * ~batch.finished[..., None]
 
     @fused

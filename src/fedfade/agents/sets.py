@@ -2,12 +2,14 @@
 
 An agent sees everybody in the order of rank (observation part `order`), the clock, its own fading
 and numbers of its own. Every rank is a token: what its client needs, how much work there is up to
-it. From what a small network says of each, and of all of them together, the agent works out a row:
-everybody's work laid end to end over the sub-bands, where it ends (attention over ranks: who comes
-last?) and by how much turns are stretched. As this follows from what all know, all arrive at the
-same row. Sub-bands are tokens as well, and one network scores each: where in the row it is at this
-time, beside where the own turn begins and ends, and how it fades. Who is last, how long turns are,
-who sends when and where is learned; that work is laid in a row is built in.
+it. From what a small network says of each, the agent works out a row: everybody's work laid end to
+end over the sub-bands, where it ends (attention over ranks: who comes last?) and by how much turns
+are stretched. As this follows from what all know, all arrive at the same row. Sub-bands are tokens
+as well, and one network scores each: where in the row it is at this time, beside where the own turn
+begins and ends, and how it fades.
+
+That work is laid in a row is built in, and that it tends to end where the round is full. Who comes
+last, how long turns are at most, and who sends when and where is learned.
 """
 
 from collections.abc import Sequence
@@ -96,10 +98,9 @@ class SetNetworks(AgentNetworks):
         said = _through(self.judge, torch.cat([heard, everybody], dim=-1).flatten(1, 2))
         place, band = band_tokens(parts, said.view(*heard.shape[:3], 2))
         own = torch.cat([parts[-1], place, pooled], dim=-1)
-        met = self.own_side(own)[:, :, None] + self.band_side(band.flatten(1, 2)).view(
-            *band.shape[:3], -1
-        )
-        more = _through(self.score, met.relu().flatten(1, 2)).view(band.shape[:3])
+        there = self.band_side(band.flatten(1, 2)).view(*band.shape[:3], -1)
+        met = (self.own_side(own)[:, :, None] + there).relu()
+        more = _through(self.score, met.flatten(1, 2)).view(band.shape[:3])
         silent = _through(self.silence, own)
         return torch.cat([silent + more, silent], dim=-1)
 
@@ -133,9 +134,8 @@ class SetCritic(nn.Module):
         rank = (torch.arange(clients, device=state.device) / bands).expand_as(gain)
         token = torch.stack([gain, left, rank], dim=-1)
         heard = self.listen(token.flatten(1, 2)).relu().view(*token.shape[:3], -1)
-        size = torch.tensor([clients / bands, bands / 4.0], device=state.device)
-        size = size.expand(*state.shape[:2], 2)
-        x = torch.cat([heard.sum(-2) / bands, clock, size], dim=-1)
+        size = [torch.full_like(clock, number) for number in (clients / bands, bands / 4.0)]
+        x = torch.cat([heard.sum(-2) / bands, clock, *size], dim=-1)
         return _through(self.layers, x)[..., 0]
 
 
