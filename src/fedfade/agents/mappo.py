@@ -107,11 +107,11 @@ class Critic(nn.Module):
 
     def __init__(self, width: int, hidden: Sequence[int], generators: Generators) -> None:
         super().__init__()
-        sizes = pairwise([width, *hidden, 1])
+        self.width, sizes = width, pairwise([width, *hidden, 1])
         self.layers = nn.ModuleList(StackedLinear(*size, generators) for size in sizes)
 
     def forward(self, state: Tensor) -> Tensor:
-        x = state[..., : self.layers[0].weight.shape[1]]
+        x = state[..., : self.width]
         for layer in self.layers[:-1]:
             x = layer(x).relu()
         value: Tensor = self.layers[-1](x)
