@@ -191,9 +191,10 @@ def main() -> None:
         echo(f"| `{preset}` | {clusters} | {speed:g} | {cells} |")
         for name, own in zip(names, found, strict=True):
             row = [f"{number:.4f}" for number in figures(own, rival)]
-            rows.append([preset, str(clusters), f"{speed:g}", name, *row])
+            size = [str(config.learning.clients), str(config.radio.subbands)]
+            rows.append([preset, *size, str(clusters), f"{speed:g}", name, *row])
     if given.csv:
-        head = "cell,clusters,speed_mps,policy,uploads,error,ratio,ratio_error"
+        head = "cell,clients,subbands,clusters,speed_mps,policy,uploads,error,ratio,ratio_error"
         given.csv.write_text("\n".join([head, *map(",".join, rows)]) + "\n")
 
 

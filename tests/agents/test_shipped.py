@@ -49,8 +49,9 @@ def test_agents_that_learned_to_pack_see_no_plan(name: str) -> None:
 
 @pytest.mark.parametrize(("clients", "bands"), [(10, 4), (7, 3), (16, 5)])
 def test_agents_for_any_size_deliver_nearly_what_the_plan_does(clients: int, bands: int) -> None:
-    """On hundreds of rounds 3 % less; the last two sizes they were not trained on."""
-    config = load_config("paper", [*UNSEEN, f"learning.clients={clients}", f"radio.subbands={bands}"])
+    """On hundreds of rounds 1 % less; the last two sizes they were not trained on."""
+    size = [f"learning.clients={clients}", f"radio.subbands={bands}"]
+    config = load_config("paper", [*UNSEEN, *size])
     agents = compared_policy(config, "size-free")
     assert agents.scope == "local"
     assert not {"schedule", "reservation"} & {*agents.observed.observe}

@@ -166,7 +166,7 @@ BAD = [
         ["--policies", "qmix-plus", "--set", "learning.payload_bits=auto"],
         "policy 'qmix-plus' does not fit: ",
     ),
-    (["--policies", "qmix-plus"], "what does: wrap-around-choice, or agents of your own"),
+    (["--policies", "qmix-plus"], "what does: size-free, wrap-around-choice, or agents of your"),
     (["--policies", ""], "allocation.policies"),
     (["--set", "learning.clients=0"], "learning.clients = 0"),
     (["--rounds", "0"], "run.rounds = 0"),
