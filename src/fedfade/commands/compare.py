@@ -43,7 +43,7 @@ def compare(
     \b
         local     random, max-individual-rate, block-fading-schedule,
                   wrap-around-schedule, wrap-around-choice, progressive-schedule,
-                  trained: mappo-hold, qmix, qmix-hold, qmix-plus
+                  trained: mappo-hold, qmix, qmix-hold, qmix-plus, size-free
         feedback  block-fading-schedule-feedback, wrap-around-age,
                   deadline-feedback
         central   max-sum-rate, shortest-remaining-first, deadline-matching,

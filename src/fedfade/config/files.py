@@ -33,6 +33,7 @@ _ADDED = """
     qmix.average_weights qmix.candidates qmix.candidate_rounds qmix.layouts qmix.gain_spread_db
     qmix.network qmix.sizes learning.server_beta1 learning.server_beta2 learning.server_tau
     learning.average_models qmix.teacher qmix.lessons qmix.lesson_episodes
+    qmix.play_hold_slots qmix.lesson_margin
     cost run.deadline run.deadline_clients
     radio.receive_antennas radio.receiver cell.interference_cells cell.interference_activity
 """  # fields whose default is what was done before them

@@ -31,6 +31,7 @@ _OF_QMIX = """
     qmix.final_rate qmix.rmsprop_decay qmix.rmsprop_epsilon qmix.clip_gradient qmix.loss
     qmix.standardise_rewards qmix.mask_finished qmix.n_step qmix.replay_size qmix.batch_size
     qmix.update_every qmix.target_every qmix.epsilon_start qmix.epsilon_end qmix.epsilon_episodes
+    qmix.lesson_margin
 """
 _OF_THE_PLACE = """
     radio.antenna_gain_dbi radio.client_antenna_gain_dbi
@@ -77,7 +78,7 @@ IDLE: list[tuple[str, dict[str, Callable[[Any], bool]]]] = [
     ("qmix.mixing_width qmix.hypernet_width qmix.mixer_rate qmix.state", _SUMMED),
     ("qmix.mixing_width", {"qmix.mixer": _one_of("qplex")}),
     ("qmix.rmsprop_decay qmix.rmsprop_epsilon", {"qmix.optimiser": _one_of("adam")}),
-    ("qmix.lessons qmix.lesson_episodes", {"qmix.teacher": _one_of("none")}),
+    ("qmix.lessons qmix.lesson_episodes qmix.lesson_margin", {"qmix.teacher": _one_of("none")}),
     ("qmix.candidate_rounds", {"qmix.candidates": _one_of(1)}),
     ("qmix.payload_episodes", {"qmix.payload_start": _one_of(1)}),
     ("qmix.evaluate_every", {"qmix.gradients": lambda source: source != "learning"}),
