@@ -101,7 +101,9 @@ def test_zoom_seeds_and_other_measures(run: Path, opened: Open) -> None:
     page = opened(run / "report.html")
     labels = page.locator(".curves .plot svg text")
     line = page.locator('.curves [data-line="random"] polyline')
-    box = page.locator(".curves .plot").bounding_box()
+    plot = page.locator(".curves .plot")
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
     page.mouse.move(box["x"] + 80, box["y"] + 90)
     page.mouse.down()
     page.mouse.move(box["x"] + 400, box["y"] + 90, steps=4)
@@ -188,7 +190,10 @@ def test_the_player_plays_pauses_steps_and_scrubs(watched: Path, run: Path, open
     assert veiled.min(-1).mean() > ends.min(-1).mean() + 20  # bars come out of the veil
     page.locator(".player select").first.select_option("0.25")
     play.click()
-    page.wait_for_selector('.player[data-slot="3"]')
+    for _ in range(500):
+        if slot() >= 3:
+            break
+        page.wait_for_timeout(20)
     assert "Pause" in play.inner_text()
     play.click()
     held = slot()

@@ -7,12 +7,10 @@ import numpy as np
 
 from fedfade.allocation import GENIE, PERFECT
 from fedfade.config import Config
-from fedfade.experiments.findings import ranked
 from fedfade.experiments.metrics import (
     CURVES,
     SPENT,
     Row,
-    policies_of,
     series,
     served,
     shown,
@@ -27,10 +25,13 @@ _STEPS, _PLACES = 100, 200_000
 
 
 def explored(
-    rows: Sequence[Row], config: Config, colours: Mapping[str, str], about: Mapping[str, str]
+    rows: Sequence[Row],
+    order: Sequence[str],
+    config: Config,
+    colours: Mapping[str, str],
+    about: Mapping[str, str],
 ) -> dict[str, Any]:
-    """All of it, for `comparison.js`."""
-    order = [line.policy for line in ranked(rows)] + [GENIE] * (GENIE in policies_of(rows))
+    """All of it, for `comparison.js`; policies in this order."""
     lines = [
         {
             "name": policy,

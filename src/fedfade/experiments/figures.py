@@ -12,24 +12,27 @@ from fedfade.experiments.metrics import Row, as_text, policies_of, series, serve
 from fedfade.shown import drawn
 from fedfade.wording import counted
 
-# One colour per policy everywhere; the rest take what is left of the palette.
+# One colour per policy everywhere, after Paul Tol's schemes, which most colour-blind people can tell
+# apart; the rest take what is left.
 _COLOURS = {
     PERFECT: "#444444",
     GENIE: "#999999",
-    "random": "#c0392b",
-    "max-individual-rate": "#e67e22",
-    "max-sum-rate": "#2471a3",
-    "block-fading-schedule": "#1e8449",
-    "block-fading-schedule-feedback": "#7dcea0",
-    "wrap-around-schedule": "#9ccc65",
-    "wrap-around-choice": "#ec407a",
-    "shortest-remaining-first": "#8e44ad",
-    "deadline-feedback": "#a1887f",
-    "deadline-matching": "#311b92",
-    "qmix": "#d4ac0d",
-    "qmix-plus": "#00acc1",
+    "random": "#cc3311",
+    "max-individual-rate": "#ee7733",
+    "max-sum-rate": "#0077bb",
+    "block-fading-schedule": "#117733",
+    "block-fading-schedule-feedback": "#6fae83",
+    "wrap-around-schedule": "#8a9a1b",
+    "wrap-around-choice": "#ee3377",
+    "shortest-remaining-first": "#aa4499",
+    "deadline-feedback": "#997755",
+    "deadline-matching": "#332288",
+    "qmix": "#b8860b",
+    "qmix-plus": "#009988",
+    "qmix-hold": "#1e90c8",
+    "mappo-hold": "#882255",
 }
-_SPARE = ["#16a085", "#d35400", "#2c3e50", "#f06292", "#5d4037"]
+_SPARE = ["#5566bb", "#aa5500", "#557788", "#cc6677", "#664433"]
 
 
 _WIDEST = 9.6

@@ -58,64 +58,82 @@ def level_with_best(rows: Sequence[Row]) -> list[str]:
     Policies that starve are not among them: what their models can do is chance, and where all
     starve there is no best. One seed shows no noise, so there level means equal.
     """
-    lines = [line for line in summaries(rows) if line.policy != PERFECT]
-    fed = [line.policy for line in lines if not _starves(line)]
+    return list(_behind_best(rows, summaries(rows)))
+
+
+def _behind_best(rows: Sequence[Row], lines: Sequence[Summary]) -> dict[str, Gap]:
+    """How far each of them is below the highest mean of final accuracies."""
+    fed = [line.policy for line in lines if line.policy != PERFECT and not _starves(line)]
     final = {policy: series(rows, policy, "accuracy")[:, -1].mean() for policy in fed}
     order = sorted(fed, key=lambda policy: -final[policy])
-    return [name for name in order if gap(rows, order[0], name, "accuracy").noise]
+    gaps = {policy: gap(rows, order[0], policy, "accuracy") for policy in order}
+    return {policy: found for policy, found in gaps.items() if found.noise}
 
 
-def ranked(rows: Sequence[Row]) -> list[Summary]:
+class Place(NamedTuple):
+    """A policy's place in the ranking."""
+
+    line: Summary
+    behind: Gap | None  # the highest mean accuracy, if noise does not tell it from that
+
+    @property
+    def policy(self) -> str:
+        return self.line.policy
+
+
+def ranked(rows: Sequence[Row]) -> list[Place]:
     """Best first: those level with the best by their uploads, the rest by accuracy, those who
     starve after them, and the bound last."""
-    level = level_with_best(rows)
+    lines = summaries(rows)
+    behind = _behind_best(rows, lines)
 
-    def place(line: Summary) -> tuple[int, float]:
-        if line.policy in level:
-            return 0, -line.uploads
-        last = 3 if line.policy == PERFECT else 2 if _starves(line) else 1
-        return last, math.inf if math.isnan(line.accuracy) else -line.accuracy
+    def order(place: Place) -> tuple[int, float]:
+        if place.behind is not None:
+            return 0, -place.line.uploads
+        last = 3 if place.policy == PERFECT else 2 if _starves(place.line) else 1
+        accuracy = place.line.accuracy
+        return last, math.inf if math.isnan(accuracy) else -accuracy
 
-    return sorted(summaries(rows), key=place)
+    return sorted((Place(line, behind.get(line.policy)) for line in lines), key=order)
 
 
 def verdict(rows: Sequence[Row], clients: int) -> str:
     """Who wins, by how much, and what the bound is, in a few sentences."""
-    return " ".join(headline(rows, clients))
+    return " ".join(headline(rows, ranked(rows), clients))
 
 
-def headline(rows: Sequence[Row], clients: int) -> list[str]:
-    """The sentences of the verdict; the first alone says who wins."""
-    order, winners = ranked(rows), level_with_best(rows)
-    perfect = next((line for line in order if line.policy == PERFECT), None)
-    lines = [line for line in order if line.policy != PERFECT]
+def headline(rows: Sequence[Row], order: Sequence[Place], clients: int) -> list[str]:
+    """The sentences of the verdict on ranked policies; the first alone says who wins."""
+    perfect = next((place.line for place in order if place.policy == PERFECT), None)
+    lines = [place.line for place in order if place.policy != PERFECT]
+    level = [place.line for place in order if place.behind is not None]
     if not lines:
         return ["Only the bound was run."]
-    if not winners:
+    if not level:
         return [_no_best(lines, clients), *_perfect_reaches(perfect, None)]
     best, others = lines[0], lines[1:]
     if not others:
         start = f"{best.policy}, the only policy that was run, ends at"
     elif len({row.seed for row in rows}) == 1:
         start = f"{best.policy} ends highest in the one seed that was run:"
-    elif len(winners) == 1:
+    elif len(level) == 1:
         start = f"{best.policy} wins:"
     else:
-        level = f"level in accuracy with {counted(len(winners) - 1, 'other')}"
-        start = f"{best.policy} leads, {level} within the noise of the seeds:"
+        among = f"level in accuracy with {counted(len(level) - 1, 'other')}"
+        start = f"{best.policy} leads, {among} within the noise of the seeds:"
     uploads = f"{best.text('uploads')} of {clients} uploads a round"
     found = [f"{start} final accuracy {best.text('accuracy')} %, {uploads}."]
-    found += [*_ahead(rows, best, others, winners), *_perfect_reaches(perfect, best)]
+    found += [*_ahead(rows, best, level[1:], others), *_perfect_reaches(perfect, best)]
     if starving := [line.policy for line in lines if _starves(line)]:
         found.append(f"Starving, with fewer than one upload in two rounds: {listed(starving)}.")
     return found
 
 
 def _ahead(
-    rows: Sequence[Row], best: Summary, others: Sequence[Summary], winners: Sequence[str]
+    rows: Sequence[Row], best: Summary, level: Sequence[Summary], others: Sequence[Summary]
 ) -> list[str]:
     """By how much, as far as noise allows to say."""
-    if level := [line for line in others if line.policy in winners]:
+    if level:
         names = [f"{line.policy} ({line.text('accuracy')} %)" for line in level]
         uploads = gap(rows, best.policy, level[0].policy, "delivered")
         more = f"it delivers {uploads.text(2)} a round more than the next of them"

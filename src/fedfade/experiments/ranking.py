@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from fedfade.allocation import GENIE, PERFECT
-from fedfade.experiments.findings import gap, level_with_best, ranked
+from fedfade.experiments.findings import Place
 from fedfade.experiments.metrics import Row, Shown, Summary, policies_of, series, shown
 
 
-def cards(rows: Sequence[Row], clients: int) -> list[dict[str, Any]]:
+def cards(rows: Sequence[Row], order: Sequence[Place], clients: int) -> list[dict[str, Any]]:
     """What the best policy reached, where all others are, and the bound."""
-    lines = ranked(rows)
+    lines = [place.line for place in order]
     titled = [one for one in shown(rows) if one.title]
     bounds = {one.name: "" for one in titled}
     if lines[-1].policy == PERFECT:
@@ -65,35 +65,46 @@ def _strip(one: Shown, lines: Sequence[Summary]) -> list[dict[str, Any]]:
 
 
 def ranking(
-    rows: Sequence[Row], scopes: Mapping[str, str], about: Mapping[str, str]
+    rows: Sequence[Row],
+    order: Sequence[Place],
+    scopes: Mapping[str, str],
+    about: Mapping[str, str],
 ) -> list[dict[str, Any]]:
     """A line per policy, best first; those that noise does not tell from the best are marked."""
-    lines, columns = ranked(rows), [column.name for column in shown(rows)]
-    alone = sum(line.policy != PERFECT for line in lines) == 1  # of one alone there is no best
-    level = [] if alone else level_with_best(rows)
-    ends = [end for line in lines for end in (*line.band, line.accuracy) if not math.isnan(end)]
+    columns = [column.name for column in shown(rows)]
+    ends = [end for place in order for end in _range(place.line) if not math.isnan(end)]
     low, wide = min(ends, default=0.0), (max(ends, default=0.0) - min(ends, default=0.0)) or 1.0
     return [
         {
-            "rank": "" if line.policy == PERFECT else place,
-            "policy": line.policy,
-            "about": about[line.policy],
-            "knows": scopes.get(line.policy, "bound"),
-            "mark": "" if line.policy not in level else "level" if line is not lines[0] else "best",
-            "hint": _behind(rows, level, line.policy) if line.policy in level else "",
-            "cells": cells(line, columns),
-            "range": [round(100 * (end - low) / wide, 1) for end in (*line.band, line.accuracy)],
+            "rank": "" if place.policy == PERFECT else number,
+            "policy": place.policy,
+            "about": about[place.policy],
+            "knows": scopes.get(place.policy, "bound"),
+            **_mark(place, order),
+            "cells": cells(place.line, columns),
+            "range": [
+                round(100 * (end - low) / wide, 1)
+                for end in (*place.line.band, place.line.accuracy)
+            ],
         }
-        for place, line in enumerate(lines, 1)
+        for number, place in enumerate(order, 1)
     ]
 
 
-def _behind(rows: Sequence[Row], level: Sequence[str], policy: str) -> str:
-    """What the mark of a policy that is level with the best means."""
-    if policy == level[0]:
-        return "has the highest mean of final accuracies"
-    behind = gap(rows, level[0], policy, "accuracy")
-    return f"{behind.text(1, 100)} points below {level[0]}, the highest mean: within the noise"
+def _range(line: Summary) -> tuple[float, float, float]:
+    """Final accuracy over seeds: low, high, median."""
+    return *line.band, line.accuracy
+
+
+def _mark(place: Place, order: Sequence[Place]) -> dict[str, str]:
+    """Whether a policy is the best, or level with it, and by what."""
+    if place.behind is None or sum(one.policy != PERFECT for one in order) == 1:
+        return {"mark": "", "hint": ""}  # of one alone there is no best
+    hint = f"{place.behind.text(1, 100)} points below the highest mean: within the noise"
+    return {
+        "mark": "best" if place is order[0] else "level",
+        "hint": hint if place.behind.mean else "the highest mean of final accuracies",
+    }
 
 
 def cells(line: Summary, columns: Sequence[str]) -> list[dict[str, Any]]:

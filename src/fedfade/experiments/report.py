@@ -19,7 +19,7 @@ from fedfade.config import Config, load_config
 from fedfade.errors import UserError
 from fedfade.experiments.comparison import compared_names
 from fedfade.experiments.explore import explored
-from fedfade.experiments.findings import genie_line, headline, left_out_lines, ranked
+from fedfade.experiments.findings import Place, genie_line, headline, left_out_lines, ranked
 from fedfade.experiments.metrics import Row, policies_of, read_rows, shown
 from fedfade.experiments.ranking import cards, cells, ranking
 from fedfade.experiments.replay import played_again, round_part
@@ -125,23 +125,24 @@ def comparison_parts(
     """
     from fedfade.experiments.figures import colour  # Matplotlib takes a second to import
 
-    order, of = policies_of(rows), f"{name}: " if name else ""
-    colours = {policy: colour(policy, order) for policy in order}
-    about = {policy: _about(policy, record) for policy in order}
+    policies, of = policies_of(rows), f"{name}: " if name else ""
+    colours = {policy: colour(policy, policies) for policy in policies}
+    about = {policy: _about(policy, record) for policy in policies}
+    order, clients = ranked(rows), config.learning.clients
     text = {
         "setting": _setting(config, rows),
-        "headline": [*headline(rows, config.learning.clients), *filter(None, [genie_line(rows)])],
-        "cards": cards(rows, config.learning.clients),
+        "headline": [*headline(rows, order, clients), *filter(None, [genie_line(rows)])],
+        "cards": cards(rows, order, clients),
         "columns": shown(rows),
-        "lines": ranking(rows, record.get("scopes") or {}, about),
+        "lines": ranking(rows, order, record.get("scopes") or {}, about),
         "left_out": left_out_lines(rows),
         "pictures": [(*_PICTURES[key], png_source(png)) for key, png in pictures.items()],
     }
-    parts = [
-        PagePart("comparison", name or "Results", text, explored(rows, config, colours, about))
-    ]
+    names = [place.policy for place in order] + [GENIE] * (GENIE in policies)
+    data = explored(rows, names, config, colours, about)
+    parts = [PagePart("comparison", name or "Results", text, data)]
     with suppress(UserError):  # agents that were moved, say: there is a report all the same
-        parts += _watched(folder, config, record, rows, foreign, of)
+        parts += _watched(folder, config, record, rows, order, foreign, of)
     return [*parts, PagePart("made", f"{of}How this was made", _made(folder, record))]
 
 
@@ -170,13 +171,14 @@ def _watched(
     config: Config,
     record: Mapping[str, Any],
     rows: Sequence[Row],
+    order: Sequence[Place],
     foreign: bool,
     of: str,
 ) -> list[PagePart]:
     """A typical round of the best policy beside another, if it can be played again."""
     known = {*compared_names(config)} - {PERFECT}
-    order = [line for line in ranked(rows) if line.policy in known]
-    names = [line.policy for line in order]
+    lines = [place.line for place in order if place.policy in known]
+    names = [line.policy for line in lines]
     if not (folder / "gradients.npz").is_file() or not names:
         return []
     if config.radio.slots * config.learning.clients > _WATCHED:
@@ -191,7 +193,7 @@ def _watched(
             return []
     own = [row for row in rows if (row.policy, row.seed) == (names[0], config.run.seed)]
     middle = max(row.round for row in own) / 2
-    typical = min(own, key=lambda r: (abs(r.delivered - order[0].uploads), abs(r.round - middle)))
+    typical = min(own, key=lambda r: (abs(r.delivered - lines[0].uploads), abs(r.round - middle)))
     replay = played_again(folder, config, rows, chosen, config.run.seed, typical.round)
     return [round_part(replay, f"{of}One round, slot by slot", picture=None)]
 
@@ -233,9 +235,9 @@ def _overview(folders: Sequence[Path]) -> list[PagePart]:
     tables = {folder.name: _compared(folder)[2] for folder in runs}
     columns = {column.name: column for rows in tables.values() for column in shown(rows)}
     lines = [
-        {"run": name, "policy": line.policy, "cells": cells(line, list(columns))}
+        {"run": name, "policy": place.policy, "cells": cells(place.line, list(columns))}
         for name, rows in tables.items()
-        for line in ranked(rows)
+        for place in ranked(rows)
     ]
     return [PagePart("overview", "All runs", {"columns": list(columns.values()), "lines": lines})]
 

@@ -114,10 +114,13 @@ def _once(artist: Any) -> None:
 
 
 def _save_gif(frames: Sequence[np.ndarray], path: Path) -> None:
-    """With one palette for all frames, of the first and the last, so that what rests is small."""
+    """With one palette for all frames, so that what rests is small: that of the first and the
+    last, in which the clients' colours have more weight than the few dots of them."""
     from PIL import Image
 
-    both = Image.fromarray(np.concatenate([frames[0], frames[-1]]))
+    pure = [list(bytes.fromhex(client_colour(client)[1:])) for client in range(10)]
+    bars = np.repeat(np.array(pure, np.uint8), 40, 0)[:, None].repeat(frames[0].shape[1], 1)
+    both = Image.fromarray(np.concatenate([frames[0], frames[-1], bars]))
     palette, plain = both.quantize(255), Image.Dither.NONE
     images = [Image.fromarray(one).quantize(palette=palette, dither=plain) for one in frames]
     times = [_FRAME_MS] * (len(images) - 1) + [_END_MS]

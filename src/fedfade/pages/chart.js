@@ -206,7 +206,7 @@ function within([low, high], [first, last]) {
 
 /** @param {HTMLElement} box @param {Curves} data @param {any} state */
 function drawCurves(box, data, state) {
-  const width = Math.max(280, box.clientWidth), height = Math.round(Math.min(620, Math.max(280, width * 0.46)));
+  const width = Math.max(280, box.clientWidth), height = Math.round(Math.max(280, Math.min(900, 0.75 * innerHeight, 0.46 * width)));
   const named = width > 720 && data.lines.length <= 24;
   const longest = Math.max(0, ...data.lines.map((line) => Math.min(30, line.name.length)));
   const left = 54, right = named ? longest * 6.7 + 22 : 14, top = 12, bottom = height - 40;

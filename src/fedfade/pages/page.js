@@ -56,6 +56,7 @@ function seen(colour) {
 function setUpTheme(button) {
   const root = document.documentElement;
   const asked = matchMedia("(prefers-color-scheme: dark)");
+  /** @type {string | null} */
   let stored = null;
   try { stored = localStorage.getItem("fedfade-theme"); } catch { /* a browser may refuse */ }
   const set = (/** @type {boolean} */ dark) => {
@@ -114,8 +115,9 @@ function setUpHints() {
 
 /** Headings become buttons that sort; a cell's `data-value` counts where it has one. @param {HTMLTableElement} table */
 function sortable(table) {
-  const body = table.tBodies[0];
-  const heads = /** @type {HTMLTableCellElement[]} */ ([...table.tHead.rows[0].cells]);
+  const body = table.tBodies[0], top = table.tHead;
+  if (!top) return;
+  const heads = /** @type {HTMLTableCellElement[]} */ ([...top.rows[0].cells]);
   const value = (/** @type {HTMLTableRowElement} */ row, /** @type {number} */ column) => {
     const cell = row.cells[column], given = cell.dataset.value;
     return given === undefined ? cell.textContent.trim() : given === "" ? NaN : Number(given);

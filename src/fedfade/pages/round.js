@@ -122,7 +122,8 @@ function playShow(sides, data, play) {
     return { line, fill, said };
   });
   sides.append(h("div", { class: "panel" },
-    h("h3", {}, h("span", { title: play.about || null }, play.policy), " ", count), lanes, readout,
+    h("h3", {}, h("span", { title: play.about || null }, play.policy), " ", count),
+    h("div", { class: "strip-box" }, rowNames(data.bands, LANE), lanes), readout,
     h("div", { class: "pair" }, h("ul", { class: clients > 40 ? "progress dense" : "progress", "aria-label": "What each client has sent" }, ...bars.map((one) => one.line)), map)));
   const cell = cellShow(map, data, play);
   /** @type {any} */
@@ -145,7 +146,7 @@ function playShow(sides, data, play) {
       const done = play.done[client] <= slot, dbm = slot ? data.levels[play.level[(slot - 1) * clients + client]] : null;
       fill.style.width = `${100 * sent}%`;
       line.className = done ? "done" : dbm === null ? "" : "sending";
-      said.textContent = done ? `✓ ${play.done[client]}` : dbm === null ? `${shown(100 * sent, 0)} %` : `${shown(100 * sent, 0)} % · band ${play.band[(slot - 1) * clients + client]}`;
+      said.textContent = done ? `✓ ${play.done[client]}` : dbm === null ? `${shown(100 * sent, 0)} %` : `${shown(100 * sent, 0)} % · band ${play.band[(slot - 1) * clients + client]} · ${dbm} dBm`;
     });
     cell(slot);
   }
@@ -161,6 +162,14 @@ function playShow(sides, data, play) {
   return show;
 }
 
+/** Numbers beside the rows of a canvas, as many as there is room for. @param {number} count @param {number} high */
+function rowNames(count, high) {
+  const names = Array.from({ length: count }, (_, row) => h("li", {}, high >= 10 || row % 5 === 0 ? String(row) : ""));
+  const list = h("ol", { class: "names", "aria-hidden": "true" }, ...names);
+  list.style.gridAutoRows = `${high}px`;
+  return list;
+}
+
 /** Clients that send on a sub-band in a slot. @param {Round} data @param {Play} play @param {number} slot @param {number} band */
 function senders(data, play, slot, band) {
   const found = [];
@@ -174,7 +183,7 @@ function senders(data, play, slot, band) {
 /** All slots of all sub-bands. @param {HTMLElement} box @param {Round} data @param {Play} play */
 function drawLanes(box, data, play) {
   const { canvas, pen, width } = sharpCanvas(box, LANE * data.bands);
-  const wide = width / data.slots, powers = [...new Set(data.levels.filter((dbm) => dbm !== null))].sort((a, b) => Number(a) - Number(b));
+  const wide = width / data.slots, powers = [...new Set(data.levels.flatMap((dbm) => (dbm === null ? [] : [dbm])))].sort((a, b) => a - b);
   const hatch = h("canvas", { width: 6, height: 6 }), ink = hatch.getContext("2d");
   ink.fillStyle = css("--line");
   ink.fillRect(0, 0, 6, 6);
@@ -204,7 +213,7 @@ function drawLanes(box, data, play) {
       }
       if (!there.length) continue;
       const dbm = data.levels[play.level[slot * data.clients + there[0]]];
-      const share = alone >= 0 && powers.length > 1 ? powers.indexOf(dbm) / (powers.length - 1) : 1;
+      const share = alone >= 0 && powers.length > 1 ? powers.indexOf(Number(dbm)) / (powers.length - 1) : 1;
       const high = (LANE - 5) * (alone >= 0 ? 0.35 + 0.65 * share : 1);
       pen.fillStyle = alone >= 0 ? data.colours[alone] : pen.createPattern(hatch, "repeat") || "#999";
       pen.fillRect(slot * wide, floor - high, wide + 0.3, high);
@@ -264,15 +273,13 @@ function fadingShow(place, data) {
   /** @type {any} */
   let base = null;
   const high = Math.min(16, Math.max(4, Math.round(360 / clients))), strip = h("div", { class: "fading", role: "img" });
-  const names = h("ol", { class: "names", "aria-hidden": "true" }, ...Array.from({ length: clients }, (_, client) => h("li", {}, high >= 10 || client % 5 === 0 ? String(client) : "")));
-  names.style.gridAutoRows = `${high}px`;
   const choices = /** @type {[string, string][]} */ ([...Array.from({ length: bands }, (_, one) => [String(one), `sub-band ${one}`]), ["-1", "best sub-band"]]);
   const [low, top] = data.fading_db, ramp = h("canvas", { width: 60, height: 1, class: "ramp" }), pen = ramp.getContext("2d");
   for (let x = 0; x < 60; x += 1) { pen.fillStyle = `rgb(${fadingColour(x / 59)})`; pen.fillRect(x, 0, 1, 1); }
   place.append(h("div", { class: "panel" }, h("h3", {}, "Fading, client by client"),
     h("div", { class: "controls" }, menu("Of", choices, (value) => { band = Number(value); draw(); }),
       h("span", { class: "quiet small scale" }, `${low} dB `, ramp, ` ${top > 0 ? "+" : ""}${top} dB around the mean`)),
-    h("div", { class: "strip-box" }, names, strip)));
+    h("div", { class: "strip-box" }, rowNames(clients, high), strip)));
 
   function draw() {
     const dots = h("canvas", { width: slots, height: clients }), ink = dots.getContext("2d"), image = ink.createImageData(slots, clients);
