@@ -146,7 +146,7 @@ function playShow(sides, data, play) {
       const done = play.done[client] <= slot, dbm = slot ? data.levels[play.level[(slot - 1) * clients + client]] : null;
       fill.style.width = `${100 * sent}%`;
       line.className = done ? "done" : dbm === null ? "" : "sending";
-      said.textContent = done ? `✓ ${play.done[client]}` : dbm === null ? `${shown(100 * sent, 0)} %` : `${shown(100 * sent, 0)} % · band ${play.band[(slot - 1) * clients + client]} · ${dbm} dBm`;
+      said.textContent = done ? `✓ ${play.done[client]}` : dbm === null ? `${shown(100 * sent, 0)} %` : `band ${play.band[(slot - 1) * clients + client]} · ${dbm} dBm`;
     });
     cell(slot);
   }
