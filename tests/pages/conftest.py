@@ -57,7 +57,7 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
         page.on("console", lambda message: faults.append(message.text))
         page.on("pageerror", lambda error: faults.append(str(error)))
         own = path.resolve().as_uri()
-        page.on("request", lambda asked: _foreign(asked.url, own) and faults.append(asked.url))
+        page.on("request", lambda asked: faults.extend(_foreign(asked.url, own)))
         page.goto(own)
         return page
 
@@ -67,5 +67,6 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
     assert faults == []
 
 
-def _foreign(url: str, own: str) -> bool:
-    return url.partition("#")[0] != own and not url.startswith(("data:", "blob:"))
+def _foreign(url: str, own: str) -> list[str]:
+    """The address, if it is not that of the page or of what is in it."""
+    return [] if url.partition("#")[0] == own or url.startswith(("data:", "blob:")) else [url]

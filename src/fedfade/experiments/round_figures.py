@@ -32,7 +32,7 @@ def round_figure(replay: ReplayedRound, in_motion: bool = False) -> Figure:
     for (name, play), (lanes, progress, *cell) in zip(replay.plays.items(), panels.T, strict=True):
         power = power_w[play.level.cpu()].numpy()  # [slot, client]
         _draw_lanes(
-            lanes, play.band.numpy(force=True), power, power_w.unique().numpy(), scenario.bands
+            lanes, play.band.numpy(force=True), power, np.unique(power_w.numpy()), scenario.bands
         )
         lanes.set_title(f"{drawn(name)}, {replay.name}", loc="left")
         lanes.sharex(progress)
@@ -81,13 +81,13 @@ def save_motion(replay: ReplayedRound, path: Path) -> None:
     from matplotlib.patches import Rectangle
 
     figure, plays = round_figure(replay, in_motion=True), replay.plays.values()
-    canvas = FigureCanvasAgg(figure)
+    canvas: Any = FigureCanvasAgg(figure)
     figure.set_dpi(72)
     canvas.draw()
     still = canvas.copy_from_bbox(figure.bbox)
     timed, cells = figure.axes[: 2 * len(plays)], figure.axes[2 * len(plays) :]
-    veil = {"fc": "white", "alpha": 0.88, "zorder": 9, "animated": True}
-    covers = [axes.add_patch(Rectangle((0, 0), 1, 1, **veil)) for axes in timed]
+    veil: dict[str, Any] = {"fc": "white", "alpha": 0.88, "zorder": 9, "animated": True}
+    covers: list[Any] = [axes.add_patch(Rectangle((0, 0), 1, 1, **veil)) for axes in timed]
     slots, frames = replay.scenario.slots, []
     for slot in np.unique(np.linspace(0, slots, _FRAMES).round().astype(int)):
         canvas.restore_region(still)
@@ -99,7 +99,7 @@ def save_motion(replay: ReplayedRound, path: Path) -> None:
             done = (play.remaining_bits[max(0, slot - 1)] <= 0).numpy(force=True) & (slot > 0)
             count = f"slot {slot}: {int(done.sum())} of {counted(len(done), 'client')} delivered"
             _once(progress.text(0, 1.03, count, transform=progress.transAxes, weight="bold"))
-            for client in np.flatnonzero(done):
+            for client in np.flatnonzero(done).tolist():
                 x, y = replay.position[client].tolist()
                 _once(axes.scatter(x, y, s=210, c=client_colour(client)))
                 _once(axes.text(x, y, str(client), **_NUMBER, color="white"))
