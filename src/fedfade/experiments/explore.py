@@ -9,11 +9,11 @@ from fedfade.allocation import GENIE, PERFECT
 from fedfade.config import Config
 from fedfade.experiments.metrics import (
     CURVES,
-    SPENT,
     Row,
     series,
     served,
     shown,
+    spent,
     summarise,
 )
 from fedfade.radio import Cell
@@ -57,7 +57,7 @@ def curves(rows: Sequence[Row], order: Sequence[str], evaluate_every: int) -> di
     step = evaluate_every * -(-rounds // (_POINTS * evaluate_every)) if rounds > _POINTS else 1
     kept = [r for r in range(rounds) if (r + 1) % step == 0 or r + 1 == rounds]
     measured = {
-        name: [series(rows, policy, name) for policy in order] for name in (*CURVES, *SPENT)
+        name: [series(rows, policy, name) for policy in order] for name in (*CURVES, *spent(rows))
     }
     y = [
         {
@@ -73,11 +73,10 @@ def curves(rows: Sequence[Row], order: Sequence[str], evaluate_every: int) -> di
     x += [
         {
             "name": name,
-            "label": spent.label,
+            "label": cost.label,
             "values": [_short(one.cumsum(1)[:, kept]) for one in measured[name]],
         }
-        for name, spent in SPENT.items()
-        if not all(np.isnan(one).all() for one in measured[name])
+        for name, cost in spent(rows).items()
     ]
     return {"file": "curves", "kind": "seed", "x": x, "y": y}
 

@@ -22,7 +22,7 @@ from fedfade.experiments.run_folder import RESULTS, check_inputs, check_unchange
 from fedfade.experiments.uploads import Uplink, ages_after
 from fedfade.pages import PagePart
 from fedfade.radio import Cell
-from fedfade.uplink import Scenario
+from fedfade.uplink import Scenario, mean_snr
 
 _FADING_DB = (-20.0, 8.0)
 """The range of small-scale gains that a page tells apart."""
@@ -104,7 +104,7 @@ def played_again(
         assert outcome.history is not None
         plays[name] = History(*(part[:, 0] for part in outcome.history))  # [slot, client]
         about[name] = described(policy)
-    snr = round_.alpha[0] * (scenario.full_power_w / scenario.noise_w)
+    snr = mean_snr(scenario, round_)[0] * scenario.antennas
     cell = Cell(config.cell, config.radio, config.learning.clients)
     return ReplayedRound(
         *(config, seed, number, scenario, (10 * torch.log10(snr)).tolist()),

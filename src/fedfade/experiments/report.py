@@ -20,7 +20,7 @@ from fedfade.errors import UserError
 from fedfade.experiments.comparison import compared_names
 from fedfade.experiments.explore import explored
 from fedfade.experiments.findings import Place, genie_line, headline, left_out_lines, ranked
-from fedfade.experiments.metrics import Row, policies_of, read_rows, shown
+from fedfade.experiments.metrics import SPENT, Row, policies_of, read_rows, shown, spent
 from fedfade.experiments.ranking import cards, cells, ranking
 from fedfade.experiments.replay import played_again, round_part
 from fedfade.experiments.run_folder import RESULTS, check_inputs, check_unchanged, read_record
@@ -36,6 +36,7 @@ _BOUNDS = {
 }
 _PICTURES = {
     "accuracy": ("Accuracy", "test accuracy against rounds"),
+    **{f"accuracy-{n}": (f"Accuracy against {n}", f"test accuracy against {n}") for n in SPENT},
     "uploads": ("Uploads per round", "uploads per round"),
     "served": ("Who is served", "share of rounds each client delivered"),
     "waste": ("Where the bits go", "bits delivered and wasted"),
@@ -213,6 +214,7 @@ def _pictures(rows: Sequence[Row], clients: int) -> dict[str, bytes]:
 
     drawn = {
         "accuracy": figures.accuracy_figure(rows),
+        **{f"accuracy-{name}": figures.accuracy_figure(rows, name) for name in spent(rows)},
         "uploads": figures.uploads_figure(rows, clients),
         "served": figures.served_figure(rows, clients),
         "waste": figures.waste_figure(rows),

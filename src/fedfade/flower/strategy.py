@@ -334,6 +334,10 @@ class WirelessStrategy(Strategy):
             for reply in placed:
                 payload[reply.client] = reply.bits
             scenario = replace(scenario, payload_bits=payload)
+        # Who did not train has nothing to send and counts as done, and is not among the awaited.
+        absent, everybody = scenario.clients - len(placed), scenario.clients
+        first, last = (min(everybody, count + absent) for count in scenario.quorum)
+        scenario = replace(scenario, quorum=(first, last))
         round_ = uplink.round(number, None if inner is None else inner.to(scenario.device))
         age = ages_after((report.delivered for report in self.history), scenario.clients)
         round_ = round_._replace(age=age[None].to(scenario.device))
@@ -350,8 +354,8 @@ class WirelessStrategy(Strategy):
             ask = partial(self._ask, scenario, nodes)
             outcome, exchanges = play_with_clients(self.policy, scenario, round_, keys, start, ask)
         delivered, sending = outcome.delivered[0], left[0] > 0
-        last = int(outcome.finish_slot[0][sending].max())
-        return _Slots(delivered & sending, float(outcome.bits[0].sum()), last, exchanges)
+        slots = int(outcome.slots[0])
+        return _Slots(delivered & sending, float(outcome.bits[0].sum()), slots, exchanges)
 
     def _ask(
         self, scenario: Scenario, nodes: dict[int, int], questions: list[Seen]
