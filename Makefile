@@ -16,7 +16,6 @@ BIN := .venv/bin
 
 demo: .venv/installed
 	$(BIN)/fedfade compare quickstart --out runs/demo
-	$(BIN)/fedfade replay runs/demo --policy shortest-remaining-first --round 7 --out runs/demo/round.png
 
 # One thread a process: two test processes share the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedfade import agents
-from fedfade.allocation import GENIE, PERFECT, Outcome, Policy, load_policy
+from fedfade.allocation import GENIE, PERFECT, Outcome, Policy, described, load_policy
 from fedfade.config import Config
 from fedfade.device import one_thread
 from fedfade.errors import UserError, not_allowed
@@ -218,7 +218,8 @@ class Comparison:
         }
         write_npz(folder.path / "gradients.npz", arrays)
         scopes = {policy.name: policy.scope for policy in self.policies.values()}
-        folder.finish(self.model_digests(), scopes=scopes)
+        about = {policy.name: described(policy) for policy in self.policies.values()}
+        folder.finish(self.model_digests(), scopes=scopes, about=about)
 
     def model_digests(self) -> dict[str, str]:
         """SHA-256 of every run's model."""

@@ -2,7 +2,7 @@
 
 A metric is declared once, as a field of `Row`: how it is measured (from a `RunRound`) and, if
 tables are to show it, how it is boiled down over seeds and rounds (`Shown`). Rows, files, tables
-and the report follow from that.
+and the report follow from that; what rounds cost (`Spent`) is an axis of the report too.
 """
 
 import csv
@@ -84,14 +84,32 @@ Series = Callable[[str], Numbers]
 """A policy's numbers by the name of the metric: [seed, round]."""
 
 
+class Curve(NamedTuple):
+    """How a metric is drawn round after round."""
+
+    label: str
+    scale: float = 1.0
+    digits: int = 2
+
+
+class Spent(NamedTuple):
+    """What rounds cost: added up over them, an axis of the report beside the rounds themselves."""
+
+    label: str  # "seconds"
+
+
 class Shown(NamedTuple):
-    """A column of the summary table."""
+    """A column of the summary table and, with a title, a card of the report."""
 
     name: str
     heading: str
     value: Callable[[Series], Any]  # a number or two
     text: str = "{:.2f}"
     scale: float = 1.0
+    title: str = ""
+    unit: str = ""  # behind the number on a card
+    better: int = 0  # 1: more is, -1: less is
+    about: str = ""  # what it is, for whoever hovers
 
     def format(self, value: float | Numbers) -> str:
         """As text; a dash for what was not measured."""
@@ -139,41 +157,68 @@ class Row(NamedTuple):
     accuracy: Annotated[
         float,
         lambda run: run.accuracy,
-        Shown("accuracy", "acc. %", lambda of: np.median(of("accuracy")[:, -1]), "{:.1f}", 100),
-        Shown("band", "10-90 %", _band, "{:.1f}-{:.1f}", 100),
+        Curve("test accuracy in %", 100, 1),
+        Shown(
+            *("accuracy", "acc. %", lambda of: np.median(of("accuracy")[:, -1]), "{:.1f}", 100),
+            *("Final accuracy", "%", 1, "test accuracy after the last round, median over seeds"),
+        ),
+        Shown("band", "10-90 %", _band, "{:.1f}-{:.1f}", 100, about="the same, range over seeds"),
     ]
-    loss: Annotated[float, lambda run: run.loss]  # test loss
-    train_loss: Annotated[float, lambda run: run.train_loss]  # mean over clients and local steps
+    loss: Annotated[float, lambda run: run.loss, Curve("test loss", 1, 3)]
+    # mean over clients and local steps
+    train_loss: Annotated[float, lambda run: run.train_loss, Curve("training loss", 1, 3)]
     # clients that delivered; for the genie: its bound
     delivered: Annotated[
         float,
         lambda run: run.delivered.sum(),
-        Shown("uploads", "uploads", lambda of: of("delivered").mean()),
-        Shown("empty_rounds", "empty %", lambda of: (of("delivered") == 0).mean(), "{:.0f}", 100),
+        Curve("uploads a round"),
+        Shown(
+            *("uploads", "uploads", lambda of: of("delivered").mean(), "{:.2f}", 1),
+            *("Uploads a round", "of {clients}", 1, "clients that delivered in a round, mean"),
+        ),
+        Shown(
+            *("empty_rounds", "empty %", lambda of: (of("delivered") == 0).mean(), "{:.0f}", 100),
+            better=-1,
+            about="rounds in which nobody delivered and the model stayed",
+        ),
     ]
     delivered_clients: Annotated[str, lambda run: _numbers(run.delivered)]
-    bits_sent: Annotated[float, lambda run: run.bits]  # received from all clients
+    # received from all clients
+    bits_sent: Annotated[float, lambda run: run.bits, Curve("Mbit received in a round", 1e-6, 1)]
     # of these, from clients that did not finish
     bits_wasted: Annotated[
         float,
         lambda run: max(0.0, run.bits - run.payloads),
-        Shown("wasted", "wasted %", _wasted, "{:.0f}", 100),
+        Curve("Mbit wasted in a round", 1e-6, 1),
+        Shown(
+            *("wasted", "wasted %", _wasted, "{:.0f}", 100),
+            *("Bits wasted", "%", -1, "bits of uploads that were not finished in time"),
+        ),
     ]
     # mean over slots
     sum_rate_bps: Annotated[
         float,
         lambda run: run.of_slots("sum_rate_bps"),
-        Shown("sum_rate_bps", "Mbit/s", lambda of: of("sum_rate_bps").mean(), "{:.1f}", 1e-6),
+        Curve("sum rate in Mbit/s", 1e-6, 1),
+        Shown(
+            *("sum_rate_bps", "Mbit/s", lambda of: of("sum_rate_bps").mean(), "{:.1f}", 1e-6),
+            about="sum rate, mean over slots",
+        ),
     ]
     # |mean of all updates - mean of those delivered|^2, the bound's second term (paper: eq. 25)
-    gradient_bias: Annotated[float, lambda run: run.bias]
+    gradient_bias: Annotated[float, lambda run: run.bias, Curve("bias of the average", 1, 4)]
     # Jain's index of uploads per client since round 0
     fairness: Annotated[
         float,
         lambda run: jain(run.uploads.numpy().astype(float)),
-        Shown("fairness", "fair", _fairness),
+        Curve("fairness of uploads so far"),
+        Shown(
+            *("fairness", "fair", _fairness, "{:.2f}", 1),
+            *("Fairness", "", 1, "Jain's index of uploads per client, 1 = all equal"),
+        ),
     ]
-    reward: Annotated[float, lambda run: run.of_slots("reward")]  # sum of slot rewards
+    # sum of slot rewards
+    reward: Annotated[float, lambda run: run.of_slots("reward"), Curve("reward of a round")]
     # clients whose update was not finite and was left out
     not_finite: Annotated[int, lambda run: (~run.finite).sum()]
     not_finite_clients: Annotated[str, lambda run: _numbers(~run.finite)]
@@ -181,13 +226,23 @@ class Row(NamedTuple):
     seconds: Annotated[
         float,
         lambda run: math.nan if run.spent is None else run.spent.seconds.max(),
-        Shown("seconds", "s", lambda of: of("seconds").mean()),
+        Spent("seconds since the start"),
+        Curve("seconds of a round"),
+        Shown(
+            *("seconds", "s", lambda of: of("seconds").mean(), "{:.2f}", 1),
+            *("Time a round", "s", -1, "from the broadcast to the end of a round, mean"),
+        ),
     ] = math.nan
     # drawn by all clients: receiving, training, sending
     joules: Annotated[
         float,
         lambda run: run.joules,
-        Shown("joules", "J", lambda of: of("joules").mean()),
+        Spent("joules drawn by all clients"),
+        Curve("joules of a round"),
+        Shown(
+            *("joules", "J", lambda of: of("joules").mean(), "{:.2f}", 1),
+            *("Energy a round", "J", -1, "drawn by all clients in a round, mean"),
+        ),
     ] = math.nan
     # until each client had delivered, or the round was over
     client_seconds: Annotated[str, lambda run: run.by_client("seconds")] = ""
@@ -196,7 +251,12 @@ class Row(NamedTuple):
     accuracy_averaged: Annotated[
         float,
         lambda run: run.accuracy_averaged,
-        Shown(_AVERAGED, "mean %", lambda of: np.median(of(_AVERAGED)[:, -1]), "{:.1f}", 100),
+        Curve("test accuracy of the mean of models in %", 100, 1),
+        Shown(
+            *(_AVERAGED, "mean %", lambda of: np.median(of(_AVERAGED)[:, -1]), "{:.1f}", 100),
+            better=1,
+            about="test accuracy of the mean of the global models",
+        ),
     ] = math.nan
 
 
@@ -206,13 +266,26 @@ _NOTES = {
     for name, hint in get_type_hints(Row, include_extras=True).items()
     if hint is not _TYPES[name]
 }
-_SHOWN: dict[str, Shown] = {one.name: one for _, *columns in _NOTES.values() for one in columns}
+_SHOWN: dict[str, Shown] = {
+    one.name: one for notes in _NOTES.values() for one in notes if isinstance(one, Shown)
+}
+
+
+CURVES = {name: one for name, notes in _NOTES.items() for one in notes if isinstance(one, Curve)}
+SPENT = {name: one for name, notes in _NOTES.items() for one in notes if isinstance(one, Spent)}
+"""By field."""
 
 
 def shown(rows: Iterable[Row]) -> list[Shown]:
     """Columns of the summary table, in order."""
     there = columns(rows)
     return [one for name, one in _SHOWN.items() if name in there or name not in _OPTIONAL]
+
+
+def spent(rows: Iterable[Row]) -> dict[str, Spent]:
+    """What rounds cost, if it was measured."""
+    there = columns(rows)
+    return {name: one for name, one in SPENT.items() if name in there}
 
 
 def heading(name: str) -> str:
