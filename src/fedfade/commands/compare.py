@@ -52,6 +52,7 @@ def compare(
     """
     from fedfade.device import pick_device
     from fedfade.experiments import RunFolder, batches, stored_rows, write_report
+    from fedfade.experiments.growth import grow, growth
     from fedfade.experiments.report import genie_line, left_out_lines, summary_table, verdict
     from fedfade.experiments.run_folder import folder_name
 
@@ -67,29 +68,38 @@ def compare(
     config = options.asked_config(preset, changes)
     chosen = pick_device(config.run.device)
     place = out or Path("runs") / f"compare-{folder_name(preset, asked, config)}"
-    folder = RunFolder(place, config, chosen)
+    found = None if overwrite else growth(place, config)
+    base = found.there if found else config
+    folder = RunFolder(place, base, chosen, keeps_models=True)
     # Whatever is refused is refused before a run is overwritten.
     prepared = list(batches([folder], chosen)) if overwrite else []
     advice = f"the same command continues in {folder.path}"
     with options.stopping_cleanly(advice), folder.open(overwrite):
-        if folder.finished:
+        added = found.words() if found else ""
+        if folder.finished and not added:
             options.say(f"already finished: {folder.path}")
-        else:
+        elif not folder.finished:
             for change in folder.changes():
                 options.say(f"note: since the run began, {change}; its last bits may differ")
             (batch,) = prepared or batches([folder], chosen)
             options.say(batch.comparisons[0].uplink.outlook())
             options.say(batch.plan)
             try:
-                with options.time_left("rounds", config.run.rounds) as tell:
+                with options.time_left("rounds", base.run.rounds) as tell:
                     batch.run(tell)
             except KeyboardInterrupt:
-                if not folder.finished:
+                if added or not folder.finished:
                     raise
+        if found and added:
+            options.say(f"adding to {folder.path}: {added}")
+            total = sum(block.run.rounds for block in found.blocks())
+            with options.time_left("rounds", total) as tell:
+                grow(folder, found, chosen, tell, options.say)
+            folder = RunFolder(place, found.whole, chosen)
         with interrupts_held():  # a finished run has a report
             rows = stored_rows(folder)
             record = folder.record
-            report = write_report(folder.path, config, record, rows)
+            report = write_report(folder.path, folder.config, record, rows)
     summary = summary_table(rows, record.get("scopes", {}))
     _print_summary(summary, verdict(rows, config.learning.clients), genie_line(rows) or "")
     for line in left_out_lines(rows):
