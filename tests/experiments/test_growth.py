@@ -103,7 +103,7 @@ def test_who_is_told_how_long_a_run_is_begins_again(
     """Agents observe the round as t / T; without kept models everybody begins again."""
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(
-        "from fedfade.allocation.baselines import RandomBand\n\n\nclass Mine(RandomBand):\n    pass\n"
+        "from fedfade.allocation.baselines import RandomBand\nclass Mine(RandomBand): pass\n"
     )
     own = [*SETTINGS, "--episodes", 20, "--set", "qmix.hidden=[4]"]
     assert fedfade("train", "paper", *own, "--out", "agents").code == 0

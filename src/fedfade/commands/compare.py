@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -33,6 +33,7 @@ def compare(
     checkpoint: Annotated[list[Path] | None, typer.Option(help=_CHECKPOINT)] = None,
     device: options.DeviceOption = None,
     precision: options.PrecisionOption = None,
+    threads: options.ThreadsOption = None,
     data_dir: options.DataDirOption = None,
     overrides: options.SetOption = None,
 ) -> None:
@@ -52,7 +53,7 @@ def compare(
     """
     from fedfade.device import pick_device
     from fedfade.experiments import RunFolder, batches, stored_rows, write_report
-    from fedfade.experiments.growth import grow, growth
+    from fedfade.experiments.growth import growth
     from fedfade.experiments.report import genie_line, left_out_lines, summary_table, verdict
     from fedfade.experiments.run_folder import folder_name
 
@@ -66,45 +67,53 @@ def compare(
     if preset in preset_names() and not named:  # a file of the user's says what it wants
         changes = options.with_fields(changes, policies=_with_shipped(config))
     config = options.asked_config(preset, changes)
+    options.use_threads(threads)
     chosen = pick_device(config.run.device)
     place = out or Path("runs") / f"compare-{folder_name(preset, asked, config)}"
     found = None if overwrite else growth(place, config)
-    base = found.there if found else config
-    folder = RunFolder(place, base, chosen, keeps_models=True)
+    folder = RunFolder(place, found.there if found else config, chosen, keeps_models=True)
     # Whatever is refused is refused before a run is overwritten.
-    prepared = list(batches([folder], chosen)) if overwrite else []
-    advice = f"the same command continues in {folder.path}"
-    with options.stopping_cleanly(advice), folder.open(overwrite):
-        added = found.words() if found else ""
-        if folder.finished and not added:
-            options.say(f"already finished: {folder.path}")
-        elif not folder.finished:
-            for change in folder.changes():
-                options.say(f"note: since the run began, {change}; its last bits may differ")
-            (batch,) = prepared or batches([folder], chosen)
-            options.say(batch.comparisons[0].uplink.outlook())
-            options.say(batch.plan)
-            try:
-                with options.time_left("rounds", base.run.rounds) as tell:
-                    batch.run(tell)
-            except KeyboardInterrupt:
-                if added or not folder.finished:
-                    raise
-        if found and added:
-            options.say(f"adding to {folder.path}: {added}")
-            total = sum(block.run.rounds for block in found.blocks())
-            with options.time_left("rounds", total) as tell:
-                grow(folder, found, chosen, tell, options.say)
-            folder = RunFolder(place, found.whole, chosen)
+    prepared = next(batches([folder], chosen)) if overwrite else None
+    with options.stopping_cleanly(f"the same command continues in {place}"), folder.open(overwrite):
+        folder = _computed(folder, found, prepared, chosen)
         with interrupts_held():  # a finished run has a report
             rows = stored_rows(folder)
             record = folder.record
-            report = write_report(folder.path, folder.config, record, rows)
+            report = write_report(place, folder.config, record, rows)
     summary = summary_table(rows, record.get("scopes", {}))
     _print_summary(summary, verdict(rows, config.learning.clients), genie_line(rows) or "")
     for line in left_out_lines(rows):
         options.say(line)
     options.echo(f"report: {report}")
+
+
+def _computed(folder: Any, found: Any, prepared: Any, device: Any) -> Any:
+    """An open `RunFolder`, with what was missing in it; `found`: its `Growth`."""
+    from fedfade.experiments import RunFolder, batches
+    from fedfade.experiments.growth import grow
+
+    added = found.words() if found else ""
+    if folder.finished and not added:
+        options.say(f"already finished: {folder.path}")
+        return folder
+    for change in folder.changes():
+        options.say(f"note: since the run began, {change}; its last bits may differ")
+    if not folder.finished:
+        batch = prepared or next(batches([folder], device))
+        options.say(batch.comparisons[0].uplink.outlook())
+        options.say(batch.plan)
+        try:
+            with options.time_left("rounds", folder.config.run.rounds) as tell:
+                batch.run(tell)
+        except KeyboardInterrupt:
+            if added or not folder.finished:
+                raise
+    if not added:
+        return folder
+    options.say(f"adding to {folder.path}: {added}")
+    with options.time_left("rounds", sum(block.run.rounds for block in found.blocks())) as tell:
+        grow(folder, found, device, tell, options.say)
+    return RunFolder(folder.path, found.whole, device)
 
 
 def _folders(asked: Sequence[Path]) -> Path | list[Path] | None:
@@ -146,10 +155,12 @@ def replay(
     ] = None,
     round_number: Annotated[int, typer.Option("--round", help="round, counted from 0")] = 0,
     out: Annotated[Path, typer.Option(help="picture, .png .pdf or .svg")] = Path("round.png"),
+    threads: options.ThreadsOption = None,
 ) -> None:
     """Draw who was on which sub-band at which power, and whose bits ran out in time."""
     from fedfade.experiments.replay import replay_figure
 
     options.check_output("--out", out, *options.PICTURES)
+    options.use_threads(threads)
     save_figure(replay_figure(folder, policy, seed, round_number), out)
     options.echo(f"picture: {out}")

@@ -31,6 +31,10 @@ _DATA_DIR = "folder of the data sets"
 DataDirOption = Annotated[str | None, typer.Option(help=_DATA_DIR, show_default="FEDFADE_DATA")]
 DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu or cuda", show_default=PRESETS)]
 _PRECISION = "fp32, tf32 (CUDA) or bf16 (local training)"
+_THREADS = "CPU threads"
+ThreadsOption = Annotated[
+    int | None, typer.Option(min=1, max=1024, help=_THREADS, show_default="one a free core")
+]
 PrecisionOption = Annotated[str | None, typer.Option(help=_PRECISION, show_default=PRESETS)]
 GainOption = Annotated[str | None, typer.Option(help="average or centre", show_default=PRESETS)]
 FigureOption = Annotated[Path | None, typer.Option(help="picture, .png .pdf or .svg")]
@@ -75,6 +79,13 @@ def tell_idle(preset: str, *configs: Config) -> None:
     given = ((config, differences(config, default)) for config in configs)
     for sentence in dict.fromkeys(line for one, fields in given for line in idle(one, fields)):
         say(f"{sentence}.")
+
+
+def use_threads(threads: int | None) -> None:
+    """Compute on so many threads of the CPU, or on as many as there are free cores."""
+    from fedfade import device  # imports torch
+
+    device.use_threads(threads)
 
 
 PICTURES = (".png", ".pdf", ".svg")

@@ -1,6 +1,5 @@
 """`fedfade sweep`: many configurations on many processes or machines, one table."""
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +14,7 @@ from fedfade.wording import counted
 _SHOWN = 40  # lines of the table on the terminal; the file has all
 _FILE = "what to run; docs/how-to/sweep.md"
 _WORKERS = "processes on this machine; one a core if not given"
+_THREADS = "CPU threads of a point; resources.cpus if not given"
 _RAY = "address of a Ray cluster, or auto for the one here"
 
 
@@ -23,9 +23,11 @@ def sweep(
     workers: Annotated[int | None, typer.Option(min=1, help=_WORKERS)] = None,
     ray: Annotated[str | None, typer.Option(help=_RAY)] = None,
     out: Annotated[Path | None, typer.Option(help="folder; runs/sweep-NAME if not given")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help=_THREADS)] = None,
     data_dir: options.DataDirOption = None,
 ) -> None:
     """Run a grid or list of configurations; finished points are skipped."""
+    from fedfade.device import usable_cores
     from fedfade.experiments import sweep as sweeps
     from fedfade.experiments.workers import on_ray, on_this_machine
 
@@ -35,7 +37,9 @@ def sweep(
     options.tell_idle(asked.asked.preset, *(point.config for point in asked.points))
     folder = out or Path("runs") / f"sweep-{file.stem}"
     resources = asked.asked.resources
-    count = workers or max(1, (os.cpu_count() or 1) // resources.cpus)
+    if threads is not None:
+        resources = resources.model_copy(update={"cpus": threads})
+    count = workers or max(1, usable_cores() // resources.cpus)
     how = partial(on_this_machine, workers=count)
     if ray is not None:
         how = partial(on_ray, address=ray, say=options.say)

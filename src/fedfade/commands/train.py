@@ -34,22 +34,17 @@ def train(
     ] = None,
     device: options.DeviceOption = None,
     precision: options.PrecisionOption = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads", show_default="one a core")
-    ] = None,
+    threads: options.ThreadsOption = None,
     data_dir: options.DataDirOption = None,
     overrides: options.SetOption = None,
 ) -> None:
     """Train agents; interrupted anywhere, the same command continues to the same result."""
-    import torch
-
     from fedfade import agents
     from fedfade.agents import each_seed, is_trained, saved_curve, train_together
 
     how = {"data_dir": data_dir, "gradients": gradients, "device": device, "precision": precision}
     config = options.asked_config(preset, overrides, episodes=episodes, seed=seed, **how)
-    if threads is not None:
-        torch.set_num_threads(threads)
+    options.use_threads(threads)
     side_by_side = config.qmix.parallel_episodes
     total = -(-config.qmix.episodes // side_by_side) * side_by_side  # whole batches are played
     unit = "episodes" if total == config.qmix.episodes else f"episodes: batches of {side_by_side}"

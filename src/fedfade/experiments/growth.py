@@ -21,7 +21,15 @@ from torch import Tensor
 
 from fedfade.agents import QmixPolicy, trained_agents
 from fedfade.allocation import GENIE, PERFECT, genie_bound
-from fedfade.config import Config, changed, differences, inputs_of, load_config, render_config
+from fedfade.config import (
+    Config,
+    changed,
+    content_of,
+    differences,
+    inputs_of,
+    load_config,
+    render_config,
+)
 from fedfade.device import one_thread
 from fedfade.experiments.comparison import (
     compared_names,
@@ -96,7 +104,9 @@ class Growth(NamedTuple):
         """Comparisons of what is missing; the first goes on from the kept models if the run becomes
         longer. The genie learns nothing and is left to the end."""
         learned = [name for name in compared_names(self.whole) if name != GENIE]
-        known = [name for name in compared_names(self.there) if name not in (GENIE, *self.restarted())]
+        known = [
+            name for name in compared_names(self.there) if name not in (GENIE, *self.restarted())
+        ]
         old, found = _seeds(self.there), []
         if self.longer and known:
             found.append(_part(self.whole, known, old))
@@ -179,7 +189,7 @@ def grow(
     with ExitStack() as stack:
         blocks = []
         for config in asked.blocks():
-            name = mark(decisive(config), inputs_of(config), agents_digest(config))
+            name = mark(decisive(config), content_of(inputs_of(config)), agents_digest(config))
             block = RunFolder(folder.more / name, config, device, keeps_models=True)
             stack.enter_context(block.open())
             blocks.append(block)
@@ -226,7 +236,9 @@ def _of_runs(name: str, tensor: Tensor, runs: Sequence[int]) -> Tensor:
     return tensor[:, runs] if name == "grams" else tensor[runs]
 
 
-def _join(folder: RunFolder, blocks: Sequence[RunFolder], asked: Growth, device: torch.device) -> None:
+def _join(
+    folder: RunFolder, blocks: Sequence[RunFolder], asked: Growth, device: torch.device
+) -> None:
     """Write what the whole run leaves, from finished parts, into a folder of its own."""
     whole = asked.whole
     joined = RunFolder(folder.more / "joined", whole, device, keeps_models=True)
@@ -260,7 +272,9 @@ def _join(folder: RunFolder, blocks: Sequence[RunFolder], asked: Growth, device:
     else:
         folder.checkpoint.unlink(missing_ok=True)  # of other runs than the folder will hold
     made = provenance(whole, device)
-    added = {name: made[name] for name in ("fedfade", "torch", "device", "commit", "command", "started")}
+    added = {
+        name: made[name] for name in ("fedfade", "torch", "device", "commit", "command", "started")
+    }
     record = folder.record
     record |= {"agents": made["agents"], "inputs": made["inputs"], "finished": None}
     record["grown"] = [*record.get("grown", []), {"what": asked.words(), **added}]
@@ -297,7 +311,9 @@ def _missing_bounds(
 def _in_order(rows: Iterable[Row], config: Config) -> list[Row]:
     """As a run writes them: round by round, the genie's bounds after the runs."""
     place = {run: number for number, run in enumerate(runs_of(config))}
-    return sorted(rows, key=lambda row: (row.round, place.get((row.seed, row.policy), len(place) + row.seed)))
+    return sorted(
+        rows, key=lambda row: (row.round, place.get((row.seed, row.policy), len(place) + row.seed))
+    )
 
 
 def _settle(path: Path) -> None:

@@ -37,6 +37,7 @@ from fedfade.config import (
     Config,
     check_same_inputs,
     content_digest,
+    content_of,
     differences,
     inputs_of,
     load_config,
@@ -190,7 +191,7 @@ def in_words(varied: Mapping[str, Any]) -> str:
 def folder_name(preset: str, asked: Config, config: Config) -> str:
     """A name that no other configuration, agents, code or data have: that of a shipped preset as
     it is, else with what was asked for besides and a digest, `quickstart_rounds=5-1f0c2a9e`."""
-    inputs, name = inputs_of(config), Path(preset).stem
+    inputs, name = content_of(inputs_of(config)), Path(preset).stem
     differing = differences(load_config(preset), asked, FREE_FIELDS)
     varied = {path: attrgetter(path)(asked) for path in differing}
     if preset in preset_names() and not varied and not inputs:
@@ -283,8 +284,8 @@ class RunFolder:
                 load_checkpoint(agents)  # a folder without agents is the mistake to speak of
             raise UserError(
                 f"--out {str(self.path)!r} holds a run of another configuration, differing in "
-                f"{', '.join(differing)}: choose another folder or the same configuration (policies, "
-                "seeds and rounds may be added), or --overwrite it."
+                f"{', '.join(differing)}: choose another folder or the same configuration "
+                "(policies, seeds and rounds may be added), or --overwrite it."
             )
 
     @property

@@ -11,10 +11,12 @@ from rich.table import Table
 from fedfade.commands.options import (
     PlainConsole,
     SetOption,
+    ThreadsOption,
     echo,
     stopping_cleanly,
     tell_idle,
     time_left,
+    use_threads,
     with_fields,
 )
 
@@ -47,6 +49,7 @@ def reproduce(
     precision: Annotated[
         str | None, typer.Option(help="fp32, tf32 (CUDA) or bf16 (local training)")
     ] = None,
+    threads: ThreadsOption = None,
     data_dir: Annotated[str | None, typer.Option(help="folder data sets are kept in")] = None,
     readings: Annotated[
         Path | None, typer.Option(help="part readings: a list of your own, .yaml")
@@ -89,6 +92,7 @@ def reproduce(
     changes = [*paper.SCALES[scale].overrides, *with_fields(overrides, fields)]
     if part == "readings" and scale == "paper":
         changes = ["run.seeds=3", *changes]  # of many readings rather than of few
+    use_threads(threads)
     begin = time.monotonic()
 
     def say(text: str) -> None:
@@ -133,6 +137,7 @@ def ladder(
         typer.Option("--accuracy", help="federated runs too, run.rounds and run.seeds of them"),
     ] = False,
     device: DeviceOption = None,
+    threads: ThreadsOption = None,
     data_dir: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
     overrides: SetOption = None,
 ) -> None:
@@ -145,6 +150,7 @@ def ladder(
     from fedfade.studies.frames import write_frame
     from fedfade.studies.ladder import page, played, rungs
 
+    use_threads(threads)
     changes = with_fields(overrides, {"learning.data_dir": data_dir, "run.device": device})
     asked = rungs.make_ladder(preset, scale, seeds, rounds, checkpoint or (), changes)
     folder = out or Path("runs") / f"ladder-{Path(preset).stem}"
@@ -188,6 +194,7 @@ def levers(
     precision: Annotated[
         str | None, typer.Option(help="fp32, tf32 (CUDA) or bf16 (local training)")
     ] = None,
+    threads: ThreadsOption = None,
     data_dir: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
     overrides: SetOption = None,
 ) -> None:
@@ -201,6 +208,7 @@ def levers(
     from fedfade.studies.frames import write_frame
     from fedfade.studies.levers import page, plan, runs
 
+    use_threads(threads)
     fields = {"learning.data_dir": data_dir, "run.seeds": seeds, "run.rounds": rounds}
     fields |= {"run.device": device, "run.precision": precision}
     asked = plan.load_levers(scale, only or (), with_fields(overrides, fields))
