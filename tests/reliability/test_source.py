@@ -49,6 +49,7 @@ READ_THEMSELVES = {
     "config/files.py",
     "experiments/report.py",
     "experiments/workers.py",
+    "pages/__init__.py",
     "radio/microcell.py",
     "studies/levers/plan.py",
     "studies/paper/reproduction.py",

@@ -2,7 +2,7 @@
 
 A metric is declared once, as a field of `Row`: how it is measured (from a `RunRound`) and, if
 tables are to show it, how it is boiled down over seeds and rounds (`Shown`). Rows, files, tables
-and the report follow from that.
+and the report follow from that; what rounds cost (`Spent`) is an axis of the report too.
 """
 
 import csv
@@ -70,14 +70,24 @@ Series = Callable[[str], Numbers]
 """A policy's numbers by the name of the metric: [seed, round]."""
 
 
+class Spent(NamedTuple):
+    """What rounds cost: added up over them, an axis of the report beside the rounds themselves."""
+
+    label: str  # "seconds"
+
+
 class Shown(NamedTuple):
-    """A column of the summary table."""
+    """A column of the summary table and, with a title, a card of the report."""
 
     name: str
     heading: str
     value: Callable[[Series], Any]  # a number or two
     text: str = "{:.2f}"
     scale: float = 1.0
+    title: str = ""
+    unit: str = ""  # behind the number on a card
+    better: int = 0  # 1: more is, -1: less is
+    about: str = ""  # what it is, for whoever hovers
 
     def format(self, value: float | Numbers) -> str:
         """As text; a dash for what was not measured."""
@@ -125,8 +135,11 @@ class Row(NamedTuple):
     accuracy: Annotated[
         float,
         lambda run: run.accuracy,
-        Shown("accuracy", "acc. %", lambda of: np.median(of("accuracy")[:, -1]), "{:.1f}", 100),
-        Shown("band", "10-90 %", _band, "{:.1f}-{:.1f}", 100),
+        Shown(
+            *("accuracy", "acc. %", lambda of: np.median(of("accuracy")[:, -1]), "{:.1f}", 100),
+            *("Final accuracy", "%", 1, "test accuracy after the last round, median over seeds"),
+        ),
+        Shown("band", "10-90 %", _band, "{:.1f}-{:.1f}", 100, about="the same, range over seeds"),
     ]
     loss: Annotated[float, lambda run: run.loss]  # test loss
     train_loss: Annotated[float, lambda run: run.train_loss]  # mean over clients and local steps
@@ -134,8 +147,15 @@ class Row(NamedTuple):
     delivered: Annotated[
         float,
         lambda run: run.delivered.sum(),
-        Shown("uploads", "uploads", lambda of: of("delivered").mean()),
-        Shown("empty_rounds", "empty %", lambda of: (of("delivered") == 0).mean(), "{:.0f}", 100),
+        Shown(
+            *("uploads", "uploads", lambda of: of("delivered").mean(), "{:.2f}", 1),
+            *("Uploads a round", "of {clients}", 1, "clients that delivered in a round, mean"),
+        ),
+        Shown(
+            *("empty_rounds", "empty %", lambda of: (of("delivered") == 0).mean(), "{:.0f}", 100),
+            better=-1,
+            about="rounds in which nobody delivered and the model stayed",
+        ),
     ]
     delivered_clients: Annotated[str, lambda run: _numbers(run.delivered)]
     bits_sent: Annotated[float, lambda run: run.bits]  # received from all clients
@@ -143,13 +163,19 @@ class Row(NamedTuple):
     bits_wasted: Annotated[
         float,
         lambda run: max(0.0, run.bits - run.payloads),
-        Shown("wasted", "wasted %", _wasted, "{:.0f}", 100),
+        Shown(
+            *("wasted", "wasted %", _wasted, "{:.0f}", 100),
+            *("Bits wasted", "%", -1, "bits of uploads that were not finished in time"),
+        ),
     ]
     # mean over slots
     sum_rate_bps: Annotated[
         float,
         lambda run: run.of_slots("sum_rate_bps"),
-        Shown("sum_rate_bps", "Mbit/s", lambda of: of("sum_rate_bps").mean(), "{:.1f}", 1e-6),
+        Shown(
+            *("sum_rate_bps", "Mbit/s", lambda of: of("sum_rate_bps").mean(), "{:.1f}", 1e-6),
+            about="sum rate, mean over slots",
+        ),
     ]
     # |mean of all updates - mean of those delivered|^2, the bound's second term (paper: eq. 25)
     gradient_bias: Annotated[float, lambda run: run.bias]
@@ -157,7 +183,10 @@ class Row(NamedTuple):
     fairness: Annotated[
         float,
         lambda run: jain(run.uploads.numpy().astype(float)),
-        Shown("fairness", "fair", _fairness),
+        Shown(
+            *("fairness", "fair", _fairness, "{:.2f}", 1),
+            *("Fairness", "", 1, "Jain's index of uploads per client, 1 = all equal"),
+        ),
     ]
     reward: Annotated[float, lambda run: run.of_slots("reward")]  # sum of slot rewards
     # clients whose update was not finite and was left out
@@ -167,7 +196,11 @@ class Row(NamedTuple):
     accuracy_averaged: Annotated[
         float,
         lambda run: run.accuracy_averaged,
-        Shown(_AVERAGED, "mean %", lambda of: np.median(of(_AVERAGED)[:, -1]), "{:.1f}", 100),
+        Shown(
+            *(_AVERAGED, "mean %", lambda of: np.median(of(_AVERAGED)[:, -1]), "{:.1f}", 100),
+            better=1,
+            about="test accuracy of the mean of the global models",
+        ),
     ] = math.nan
 
 
@@ -177,7 +210,9 @@ _NOTES = {
     for name, hint in get_type_hints(Row, include_extras=True).items()
     if hint is not _TYPES[name]
 }
-_SHOWN: dict[str, Shown] = {one.name: one for _, *columns in _NOTES.values() for one in columns}
+_SHOWN: dict[str, Shown] = {
+    one.name: one for notes in _NOTES.values() for one in notes if isinstance(one, Shown)
+}
 
 
 def shown(rows: Iterable[Row]) -> list[Shown]:
