@@ -40,6 +40,9 @@ GainOption = Annotated[str | None, typer.Option(help="average or centre", show_d
 FigureOption = Annotated[Path | None, typer.Option(help="picture, .png .pdf or .svg")]
 JsonOption = Annotated[bool, typer.Option("--json", help="end with one JSON object")]
 _SET = "override a field, e.g. --set radio.clusters=28 (repeatable)"
+OverwriteOption = Annotated[
+    bool, typer.Option("--overwrite", help="start anew if the folder holds results")
+]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help=_SET)]
 
 _FIELDS = {
@@ -88,6 +91,12 @@ def use_threads(threads: int | None) -> None:
     device.use_threads(threads)
 
 
+def given_fields(overrides: list[str] | None, fields: Mapping[str, object]) -> dict[str, object]:
+    """What a user asked for by `--set` and by options, for the name of a folder."""
+    pairs = (override.partition("=") for override in overrides or ())
+    return {name.strip(): value.strip() for name, _, value in pairs} | dict(fields)
+
+
 PICTURES = (".png", ".pdf", ".svg")
 
 
@@ -131,6 +140,11 @@ def console_of_width(columns: int) -> PlainConsole:
     return console
 
 
+def watched() -> bool:
+    """Whether a progress bar moves before somebody's eyes; a file is given its last line only."""
+    return Console(stderr=True).is_interactive
+
+
 @contextmanager
 def time_left(unit: str, total: int) -> Iterator[Callable[[float, str], None]]:
     """A progress bar on standard error; yields a function of (done, what is being done).
@@ -156,7 +170,7 @@ def time_left(unit: str, total: int) -> Iterator[Callable[[float, str], None]]:
         bar.start()
         bar.update(task, completed=done, doing=doing)
 
-    if bar.console.is_interactive:  # a file or pipe is given the last line only
+    if watched():
         bar.start()
     try:
         yield tell

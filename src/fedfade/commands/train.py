@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from fedfade.commands import options
+from fedfade.config import Config
 from fedfade.interrupts import interrupts_held
 from fedfade.storage import save_figure
 from fedfade.wording import counted
@@ -16,13 +17,15 @@ MIXER_NAMES = {"qmix": "QMIX", "qplex": "QPLEX", "vdn": "VDN", "independent": "i
 
 _SEEDS = "policies trained side by side, from seed on"
 _GRADIENTS = "learning, synthetic, or a recording (.npz)"
+_OUT = "folder of the training; continued if it has begun"
+_OWN = "runs/train-PRESET, and what was changed in it"
 _OVERWRITE = "start anew if the folder holds a training"
 _AGENTS = "folder of a training, or agents that come along, such as qmix-plus"
 
 
 def train(
     preset: options.PresetArgument,
-    out: Annotated[Path, typer.Option(help="folder of the training; continued if it has begun")],
+    out: Annotated[Path | None, typer.Option(help=_OUT, show_default=_OWN)] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help=_OVERWRITE)] = False,
     episodes: Annotated[
         int | None, typer.Option(help="training episodes", show_default=options.PRESETS)
@@ -44,6 +47,7 @@ def train(
 
     how = {"data_dir": data_dir, "gradients": gradients, "device": device, "precision": precision}
     config = options.asked_config(preset, overrides, episodes=episodes, seed=seed, **how)
+    out = out or _default_folder(preset, config, seeds)
     options.use_threads(threads)
     side_by_side = config.qmix.parallel_episodes
     total = -(-config.qmix.episodes // side_by_side) * side_by_side  # whole batches are played
@@ -94,6 +98,13 @@ def train(
         options.echo(f"curve: {out / 'curve.png'}")
     except ImportError:
         options.say("no curve.png: Matplotlib is not installed.")
+
+
+def _default_folder(preset: str, config: Config, seeds: int) -> Path:
+    from fedfade.experiments.run_folder import folder_name
+
+    several = f"-{seeds}-seeds" if seeds > 1 else ""
+    return Path("runs") / f"train-{folder_name(preset, config, config)}{several}"
 
 
 def _draw(curves: Sequence[Sequence[Any]], path: Path, clients: int, title: str) -> None:

@@ -201,6 +201,19 @@ def folder_name(preset: str, asked: Config, config: Config) -> str:
     return f"{name}{words and '_'}{words}-{short}"
 
 
+def default_folder(name: str, given: Mapping[str, Any]) -> Path:
+    """Where a command writes that was not told where: what was asked for besides is in the name.
+
+    >>> str(default_folder("levers-small", {"run.seeds": None}))
+    'runs/levers-small'
+    >>> str(default_folder("levers-small", {"run.seeds": 2}))
+    'runs/levers-small_seeds=2-6315be8a'
+    """
+    asked = {field: value for field, value in given.items() if value not in (None, [], (), False)}
+    words = in_words(asked)[:60]
+    return Path("runs") / (f"{name}_{words}-{mark(asked)}" if asked else name)
+
+
 def commit_of(file: Path) -> str | None:
     """The commit of the source tree a file belongs to, None when installed without one."""
 
