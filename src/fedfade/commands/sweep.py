@@ -59,6 +59,13 @@ def sweep(
         failures = sweeps.run_sweep(asked, folder, compute, tell)
     _print_table(sweeps.seed_means(asked, sweeps.sweep_table(asked, folder, {})))
     options.echo(f"table: {folder / 'sweep.csv'}")
+    try:
+        from fedfade.experiments.sweep_figures import save_sweep_figures
+
+        if save_sweep_figures(folder):
+            options.echo(f"pictures: {folder / 'figures'}")
+    except ImportError:  # a machine that only computes need not have Matplotlib
+        options.say("Matplotlib is not installed: no pictures.")
     if failures:
         name, reason = next(iter(failures.items()))
         failed = f"{len(failures)} of {counted(total, 'point')} failed, the first, {name}: {reason}"

@@ -43,7 +43,8 @@ def train(
 ) -> None:
     """Train agents; interrupted anywhere, the same command continues to the same result."""
     from fedfade import agents
-    from fedfade.agents import each_seed, is_trained, saved_curve, train_together
+    from fedfade.agents import each_seed, is_trained, train_together
+    from fedfade.agents.live import PAGE
 
     how = {"data_dir": data_dir, "gradients": gradients, "device": device, "precision": precision}
     config = options.asked_config(preset, overrides, episodes=episodes, seed=seed, **how)
@@ -52,44 +53,62 @@ def train(
     side_by_side = config.qmix.parallel_episodes
     total = -(-config.qmix.episodes // side_by_side) * side_by_side  # whole batches are played
     unit = "episodes" if total == config.qmix.episodes else f"episodes: batches of {side_by_side}"
-    advice = f"the same command continues in {out}"
+    numbers = range(config.run.seed, config.run.seed + seeds)
+    configs, folders = each_seed(config, out, numbers)
     begun = False
-    with options.running(unit, total, advice) as progress:
+    with options.running(unit, total, f"the same command continues in {out}") as progress:
+
+        def begin() -> None:
+            nonlocal begun
+            if not begun:
+                options.say(_outlook(config))
+                options.say(f"to follow the training, open {out / PAGE} in a browser")
+                if not agents.tensorboard_installed():
+                    options.say("no TensorBoard files: pip install 'fedfade[tensorboard]' for them")
+            begun = True
 
         def tell(_: object, reports: Sequence[Any]) -> None:
-            nonlocal begun
-            if not begun and not agents.tensorboard_installed():
-                options.say("no TensorBoard files: pip install 'fedfade[tensorboard]' for them.")
-            begun = True
             uploads = sum(report.uploads for report in reports) / len(reports)
             progress(reports[0].episodes, f"{uploads:.2f} uploads")
 
-        numbers = range(config.run.seed, config.run.seed + seeds)
-        configs, folders = each_seed(config, out, numbers)
         try:
-            trainer = train_together(configs, folders, tell, overwrite=overwrite)
+            trainer = train_together(configs, folders, tell, None, overwrite, begin)
         except KeyboardInterrupt:
             if not all(map(is_trained, configs, folders)):
                 raise
             trainer = train_together(configs, folders)  # in the last batch: nothing is left to do
     if not begun:
         options.say(f"already finished: {out}")
+    _tell_ends(config, out, folders, trainer.learned, f"{_trained(config)} on {Path(preset).stem}")
+
+
+def _trained(config: Config) -> str:
+    return "MAPPO" if config.qmix.algorithm == "mappo" else MIXER_NAMES[config.qmix.mixer]
+
+
+def _tell_ends(
+    config: Config, out: Path, folders: Sequence[Path], learned: int, title: str
+) -> None:
+    """How trainings ended: a line each, a page, curves."""
+    from fedfade.agents import saved_curve
+    from fedfade.agents.live import write_training_page
+
     curves = [saved_curve(folder) for folder in folders]
     clients = config.learning.clients
-    trained = "MAPPO" if config.qmix.algorithm == "mappo" else MIXER_NAMES[config.qmix.mixer]
-    title = f"{trained} on {Path(preset).stem}"
     for folder, curve in zip(folders, curves, strict=True):
         last = curve[-max(1, len(curve) // 20) :]
         uploads = sum(report.uploads for report in last) / len(last)
         which = "" if folder == out else f"{folder.name}: "
-        recent = counted(len(last) * side_by_side, "episode")
+        recent = counted(len(last) * config.qmix.parallel_episodes, "episode")
         options.echo(
             f"{which}{counted(curve[-1].episodes, 'episode')}, "
-            f"{counted(trainer.learned, 'update')}; uploads per round in the last {recent}: "
+            f"{counted(learned, 'update')}; uploads per round in the last {recent}: "
             f"{uploads:.2f} of {clients}"
         )
+    page = write_training_page(out, config, curves, title)
+    options.echo(f"page: {page}")
     pictures = [([curve], folder) for folder, curve in zip(folders, curves, strict=True)]
-    if folders != [out]:
+    if [*folders] != [out]:
         pictures.append((curves, out))
     try:
         with interrupts_held():  # a finished training has its picture
@@ -98,6 +117,15 @@ def train(
         options.echo(f"curve: {out / 'curve.png'}")
     except ImportError:
         options.say("no curve.png: Matplotlib is not installed.")
+
+
+def _outlook(config: Config) -> str:
+    """How many clients a round has room for."""
+    from fedfade.device import pick_device
+    from fedfade.experiments import Uplink
+    from fedfade.learning import payload_bits
+
+    return Uplink(config, payload_bits(config.learning), pick_device("cpu")).outlook()
 
 
 def _default_folder(preset: str, config: Config, seeds: int) -> Path:
