@@ -190,11 +190,9 @@ def test_a_seed_that_was_alone_is_joined_by_others(
     assert load_checkpoint(folders[0]).files == before
     fresh = trained_folders(tmp_path / "fresh")
     for one, same in zip(folders, fresh, strict=True):
-        pairs = zip(
-            *(load_checkpoint(f).tensors("agents").values() for f in (one, same)), strict=True
-        )
-        for a, b in pairs:  # alone, sums are of other lengths and round differently
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+        ours, theirs = (load_checkpoint(folder).tensors("agents") for folder in (one, same))
+        for name, tensor in ours.items():  # alone, sums are of other lengths and round differently
+            torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=1e-6)
     answer = fedfade(*asked, "--seed", 2, "--out", tmp_path / "grown")  # one more
     assert answer.code == 0, answer.err
     assert len(trained_folders(tmp_path / "grown")) == 3
