@@ -15,7 +15,7 @@ from fedfade.storage import save_figure
 _POLICIES = "comma-separated policies: of those above, or module:factory"
 _FITTING = "the preset's, and trained ones that fit"
 _CHECKPOINT = "folder of fedfade train; adds its agents as qmix (repeatable)"
-_OUT = "run folder; continued if it has begun"
+_OUT = "run folder; continued if it has begun, and grown if policies, seeds or rounds are new"
 _OWN = "runs/compare-PRESET, and what was changed in it"
 _OVERWRITE = "start anew if the folder holds a run"
 
@@ -149,7 +149,7 @@ def _print_summary(summary: Sequence[Sequence[str]], *sentences: str) -> None:
 
 def replay(
     folder: Annotated[Path, typer.Argument(help="run folder of fedfade compare")],
-    policy: Annotated[str, typer.Option(help="policy to show")],
+    policy: Annotated[str, typer.Option(help="policy to show, one of the run's")],
     seed: Annotated[
         int | None, typer.Option(help="seed of the run; its first if not given")
     ] = None,

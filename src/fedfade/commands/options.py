@@ -20,7 +20,8 @@ from fedfade.shown import plain
 from fedfade.storage import check_folder
 
 PRESETS = "the preset's"  # where no default is told, for it is whatever the preset says
-PresetArgument = Annotated[str, typer.Argument(help="preset name or path of a .yaml file")]
+_PRESET = f"{', '.join(preset_names())}, or the path of a .yaml file"
+PresetArgument = Annotated[str, typer.Argument(help=_PRESET)]
 RoundsOption = Annotated[int | None, typer.Option(help="federated rounds", show_default=PRESETS)]
 SeedsOption = Annotated[
     int | None, typer.Option(help="independent repetitions", show_default=PRESETS)

@@ -9,8 +9,11 @@ import typer
 from rich.table import Table
 
 from fedfade.commands.options import (
+    DataDirOption,
+    DeviceOption,
     OverwriteOption,
     PlainConsole,
+    PrecisionOption,
     SetOption,
     ThreadsOption,
     echo,
@@ -27,7 +30,7 @@ from fedfade.commands.options import (
 _PLACES = ("learning.data_dir", "run.device")  # where a run is made is not in its folder's name
 _OWN = "runs/{}, and what was asked for besides"
 _ROUNDS = "rounds played of each, spread over run.rounds"
-DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu or cuda")]
+_SCALES = "the scale's"
 
 
 def reproduce(
@@ -40,23 +43,22 @@ def reproduce(
         str, typer.Option(help="the training cell: paper, ring, or a .yaml")
     ] = "paper",
     seeds: Annotated[
-        int | None, typer.Option(help="training and evaluation seeds", show_default="the scale's")
+        int | None, typer.Option(help="training and evaluation seeds", show_default=_SCALES)
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(help="federated rounds", show_default="the scale's")
+        int | None, typer.Option(help="federated rounds", show_default=_SCALES)
     ] = None,
     episodes: Annotated[
-        int | None, typer.Option(help="training episodes", show_default="the scale's")
+        int | None, typer.Option(help="training episodes", show_default=_SCALES)
     ] = None,
     epoch_rounds: Annotated[
-        int | None, typer.Option(min=1, help="federated rounds of part epochs")
+        int | None,
+        typer.Option(min=1, help="federated rounds of part epochs", show_default=_SCALES),
     ] = None,
     device: DeviceOption = None,
-    precision: Annotated[
-        str | None, typer.Option(help="fp32, tf32 (CUDA) or bf16 (local training)")
-    ] = None,
+    precision: PrecisionOption = None,
     threads: ThreadsOption = None,
-    data_dir: Annotated[str | None, typer.Option(help="folder data sets are kept in")] = None,
+    data_dir: DataDirOption = None,
     readings: Annotated[
         Path | None, typer.Option(help="part readings: a list of your own, .yaml")
     ] = None,
@@ -137,11 +139,9 @@ def ladder(
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help="seeds played in every cell", show_default="the scale's"),
+        typer.Option(min=1, help="seeds played in every cell", show_default=_SCALES),
     ] = None,
-    rounds: Annotated[
-        int | None, typer.Option(min=1, help=_ROUNDS, show_default="the scale's")
-    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help=_ROUNDS, show_default=_SCALES)] = None,
     checkpoint: Annotated[
         list[str] | None,
         typer.Option(help="NAME=FOLDER of fedfade train: agents to place on it (repeatable)"),
@@ -153,7 +153,7 @@ def ladder(
     ] = False,
     device: DeviceOption = None,
     threads: ThreadsOption = None,
-    data_dir: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
+    data_dir: DataDirOption = None,
     overwrite: OverwriteOption = False,
     overrides: SetOption = None,
 ) -> None:
@@ -211,14 +211,16 @@ def levers(
     out: Annotated[
         Path | None, typer.Option(help="folder", show_default=_OWN.format("levers-SCALE"))
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="seeds of every run")] = None,
-    rounds: Annotated[int | None, typer.Option(help="federated rounds")] = None,
-    device: DeviceOption = None,
-    precision: Annotated[
-        str | None, typer.Option(help="fp32, tf32 (CUDA) or bf16 (local training)")
+    seeds: Annotated[
+        int | None, typer.Option(help="seeds of every run", show_default=_SCALES)
     ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="federated rounds", show_default=_SCALES)
+    ] = None,
+    device: DeviceOption = None,
+    precision: PrecisionOption = None,
     threads: ThreadsOption = None,
-    data_dir: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
+    data_dir: DataDirOption = None,
     overwrite: OverwriteOption = False,
     overrides: SetOption = None,
 ) -> None:
