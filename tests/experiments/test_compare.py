@@ -23,8 +23,9 @@ from fedfade.agents.checkpoint import load_checkpoint
 from fedfade.config import load_config
 from fedfade.experiments import RunFolder, compare_many, compared_names, read_rows, series
 from fedfade.experiments.comparison import Comparison
+from fedfade.experiments.findings import level_with_best, verdict
 from fedfade.experiments.metrics import Row, summarise
-from fedfade.experiments.report import level_with_best, verdict, write_report
+from fedfade.experiments.report import write_report
 from fedfade.experiments.run_folder import commit_of, folder_name
 from fedfade.experiments.uploads import Uplink
 from fedfade.learning import Updates, gradient_bias

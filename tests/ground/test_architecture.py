@@ -51,7 +51,7 @@ SIDE_DOORS = {
 }
 """Modules a front door leaves out, because most users of the room do without them."""
 
-MODULES = {"pyyaml": "yaml", "scikit-learn": "sklearn"}
+MODULES = {"pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn"}
 """Packages whose module has another name."""
 
 

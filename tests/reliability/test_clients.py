@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from fedfade.config import Config, LearningConfig, load_config
 from fedfade.experiments import Comparison, Row, RunFolder, SideBySide
-from fedfade.experiments.report import left_out_lines, write_report
+from fedfade.experiments.findings import left_out_lines
+from fedfade.experiments.report import write_report
 from fedfade.learning import ServerState, Updates, gram
 from fedfade.learning.averaging import is_finite, mean_of_arrived
 from fedfade.learning.local import LocalWork, Trained

@@ -23,6 +23,7 @@ from fedfade.agents.sets import SetNetworks, make_agents
 from fedfade.allocation import Action, Observed, Policy, Scope, View
 from fedfade.config import Config, changed
 from fedfade.errors import UserError, not_allowed
+from fedfade.wording import counted
 
 
 class QmixPolicy:
@@ -38,6 +39,8 @@ class QmixPolicy:
         self.observed = Observed(tuple(seen), tuple(hidden), config.allocation.csi_delay_slots)
         self.hold_slots, self.hop_subbands = config.qmix.hold_slots, config.qmix.hop_subbands
         self.binary_power = config.qmix.power == "binary"
+        often = counted(config.qmix.hold_slots, "slot")
+        self.about = f"Agents trained by {self.name.upper()}, with a decision every {often}"
         looks = any(uplink.load_part(name).gradient_aware for name in seen)
         self.gradient_aware = looks and "gradient" not in hidden
 

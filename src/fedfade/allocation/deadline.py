@@ -103,7 +103,7 @@ class ExpectedSlots:
 
 
 class DeadlineFeedback(BuiltInPolicy):
-    """The same, knowing no more than who has finished.
+    """All who can still finish take turns, knowing no more than who has finished.
 
     Everybody keeps the same account of the turns all have had, which stands for the progress
     nobody knows, and changes sub-band every slot. Where fewer send than there are sub-bands,

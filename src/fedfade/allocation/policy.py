@@ -13,6 +13,7 @@ A view is a batch of all clients: what a scope leaves private is there too, row 
 Tests hold our own policies to it; a user's is taken at its word.
 """
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, get_args
@@ -109,6 +110,17 @@ class BuiltInPolicy:
 
     def begin(self, view: View) -> Any:
         return None
+
+
+def described(policy: object) -> str:
+    """A policy, or the class of one, in a phrase: its `about`, or how its docstring begins.
+
+    >>> from fedfade.allocation.baselines import RandomBand
+    >>> described(RandomBand)
+    'A random sub-band at full power'
+    """
+    first = (inspect.getdoc(policy) or "").partition("\n\n")[0]
+    return str(getattr(policy, "about", " ".join(first.split()).partition(". ")[0].rstrip(".")))
 
 
 def gradient_aware(policy: Policy) -> bool:

@@ -74,7 +74,7 @@ class WrapAroundSchedule(BuiltInPolicy):
 
 
 class WrapAroundChoice(WrapAroundSchedule):
-    """The same, but sub-bands the plan leaves empty are reserved for those who send.
+    """The wrap-around plan; sub-bands it leaves empty are reserved for those who send.
 
     With two or three to choose from, clients finish that are too weak for one.
     """
@@ -84,7 +84,7 @@ class WrapAroundChoice(WrapAroundSchedule):
 
 
 class WrapAroundAge(WrapAroundChoice):
-    """The same, but a client counts as many times as rounds have passed since it delivered.
+    """The wrap-around plan, but a client counts 1 + the rounds since it delivered last.
 
     Who hears finishes knows everybody's age.
     """
@@ -99,8 +99,10 @@ class WrapAroundAge(WrapAroundChoice):
 
 
 class WrapAroundInnovation(WrapAroundChoice):
-    """The same, but a client counts by how far its update is from what the server would take in
-    its place: |g_n - y_n|^2 under a rule that remembers y_n, |g_n - g_{t-1}|^2 otherwise.
+    """The wrap-around plan, but a client counts by how far its update is from what the server
+    would take in its place.
+
+    That is |g_n - y_n|^2 under a rule that remembers y_n, |g_n - g_{t-1}|^2 otherwise.
 
     Every client knows its own; the base station would have to announce this one number of each.
     """

@@ -1,4 +1,4 @@
-"""`fedfade compare`: which policy gives the best model? `fedfade replay`: one round of it."""
+"""`fedfade compare`: which policy gives the best model? `replay`, `report`: to look at it again."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,14 +9,18 @@ from rich.table import Table
 
 from fedfade.commands import options
 from fedfade.config import Config, load_config, preset_names
+from fedfade.errors import not_allowed
 from fedfade.interrupts import interrupts_held
-from fedfade.storage import save_figure
 
 _POLICIES = "comma-separated policies: of those above, or module:factory"
 _FITTING = "the preset's, and trained ones that fit"
 _CHECKPOINT = "folder of fedfade train; adds its agents as qmix (repeatable)"
 _OUT = "run folder; continued if it has begun, and grown if policies, seeds or rounds are new"
 _OWN = "runs/compare-PRESET, and what was changed in it"
+_POLICY = "policy to show, one of the run's; a second goes beside it"
+_ROUND = "page to watch it on, .html; picture, .png .pdf or .svg; in motion, .gif"
+_FOLDERS = "folders of fedfade compare, train or sweep, or agents that come with the package"
+_ITS_OWN = "report.html, in the run folder if there is one"
 _OVERWRITE = "start anew if the folder holds a run"
 
 
@@ -53,8 +57,8 @@ def compare(
     """
     from fedfade.device import pick_device
     from fedfade.experiments import RunFolder, batches, stored_rows, write_report
+    from fedfade.experiments.findings import genie_line, left_out_lines, summary_table, verdict
     from fedfade.experiments.growth import growth
-    from fedfade.experiments.report import genie_line, left_out_lines, summary_table, verdict
     from fedfade.experiments.run_folder import folder_name
 
     names = None if policies is None else [n.strip() for n in policies.split(",") if n.strip()]
@@ -149,18 +153,32 @@ def _print_summary(summary: Sequence[Sequence[str]], *sentences: str) -> None:
 
 def replay(
     folder: Annotated[Path, typer.Argument(help="run folder of fedfade compare")],
-    policy: Annotated[str, typer.Option(help="policy to show, one of the run's")],
+    policy: Annotated[list[str], typer.Option(help=_POLICY)],
     seed: Annotated[
         int | None, typer.Option(help="seed of the run; its first if not given")
     ] = None,
     round_number: Annotated[int, typer.Option("--round", help="round, counted from 0")] = 0,
-    out: Annotated[Path, typer.Option(help="picture, .png .pdf or .svg")] = Path("round.png"),
+    out: Annotated[Path, typer.Option(help=_ROUND)] = Path("round.png"),
     threads: options.ThreadsOption = None,
 ) -> None:
-    """Draw who was on which sub-band at which power, and whose bits ran out in time."""
-    from fedfade.experiments.replay import replay_figure
+    """Show who was on which sub-band at which power, and whose bits ran out in time."""
+    from fedfade.experiments.replay import replayed
+    from fedfade.experiments.round_figures import save_round
 
-    options.check_output("--out", out, *options.PICTURES)
+    options.check_output("--out", out, *options.PICTURES, ".gif", ".html")
+    if len(policy) > 2:
+        raise not_allowed("--policy", ", ".join(policy), "one policy or two")
     options.use_threads(threads)
-    save_figure(replay_figure(folder, policy, seed, round_number), out)
-    options.echo(f"picture: {out}")
+    save_round(replayed(folder, policy, seed, round_number), out)
+    options.echo(f"{'page' if out.suffix.lower() == '.html' else 'picture'}: {out}")
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(help=_FOLDERS)],
+    out: Annotated[Path | None, typer.Option(help="page, .html", show_default=_ITS_OWN)] = None,
+) -> None:
+    """Write one page of comparisons, sweeps, trainings and checkpoints; that of one run anew."""
+    from fedfade.experiments.report import write_joint_report
+
+    options.check_output("--out", out, ".html")
+    options.echo(f"report: {write_joint_report(folders, out)}")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedfade import agents
-from fedfade.allocation import GENIE, PERFECT, Outcome, Policy, load_policy
+from fedfade.allocation import GENIE, PERFECT, Outcome, Policy, described, load_policy
 from fedfade.config import Config
 from fedfade.device import one_thread
 from fedfade.errors import UserError, not_allowed
@@ -205,9 +205,12 @@ class Comparison:
         """Write what a finished run leaves."""
         if folder.keeps_models:
             self.save(folder)
-        scopes: dict[str, str] = {policy.name: policy.scope for policy in self.policies.values()}
+        facts = {
+            "scopes": {policy.name: str(policy.scope) for policy in self.policies.values()},
+            "about": {policy.name: described(policy) for policy in self.policies.values()},
+        }
         grams, bits = self.grams.transpose(0, 1).numpy(), self.uplink.scenario.payload_bits
-        write_results(folder, self.rows, self.runs, grams, bits, self.model_digests(), scopes)
+        write_results(folder, self.rows, self.runs, grams, bits, self.model_digests(), facts)
 
     def model_digests(self) -> dict[str, str]:
         """SHA-256 of every run's model."""
@@ -236,9 +239,10 @@ def write_results(
     grams: np.ndarray,
     payload: Payload,
     models: Mapping[str, str],
-    scopes: Mapping[str, str],
+    facts: Mapping[str, Mapping[str, str]],
 ) -> None:
-    """Rows, Gram matrices [run, round, client, client] for `replay` and training, digests."""
+    """Rows, Gram matrices [run, round, client, client] for `replay` and training, digests, and
+    facts about policies."""
     write_text(folder.metrics, rows_text(rows))
     arrays = {
         "inner": grams,
@@ -247,7 +251,7 @@ def write_results(
         "payload_bits": torch.as_tensor(payload, dtype=torch.float64).numpy(force=True),
     }
     write_npz(folder.path / "gradients.npz", arrays)
-    folder.finish(models, scopes=scopes)
+    folder.finish(models, **facts)
 
 
 def deliveries(rows: Iterable[Row], seed: int, policy: str) -> list[list[int]]:

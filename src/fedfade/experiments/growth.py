@@ -247,14 +247,16 @@ def _join(
     parts = blocks if asked.longer else [folder, *blocks]
     rows = [row for row in stored_rows(folder) if row.policy == GENIE or not asked.longer]
     rows += [row for block in blocks for row in stored_rows(block)]
-    grams, models, scopes, states = {}, {}, {}, {}
+    grams, models, states = {}, {}, {}
+    facts: dict[str, dict[str, str]] = {"scopes": {}, "about": {}}  # by policy
     for part in parts:
         runs = runs_of(part.config)
         policies = len(runs) // part.config.run.seeds
         inner, payload = stored_grams(part.path, part.config, policies)
         grams |= dict(zip(runs, inner, strict=True))
         models |= part.record["models"]
-        scopes |= part.record["scopes"]
+        for fact in facts:
+            facts[fact] |= part.record.get(fact, {})
         if (kept := part.load_checkpoint()) is not None:
             states |= {
                 run: {name: _of_runs(name, tensor, [place]) for name, tensor in kept[1].items()}
@@ -286,7 +288,10 @@ def _join(
         np.stack([grams[run] for run in runs]),
         payload,
         {model_name(*run): models[model_name(*run)] for run in runs},
-        {name: scopes[name] for name in names if name in scopes},
+        {
+            fact: {name: known[name] for name in names if name in known}
+            for fact, known in facts.items()
+        },
     )
 
 

@@ -70,6 +70,14 @@ Series = Callable[[str], Numbers]
 """A policy's numbers by the name of the metric: [seed, round]."""
 
 
+class Curve(NamedTuple):
+    """How a metric is drawn round after round."""
+
+    label: str
+    scale: float = 1.0
+    digits: int = 2
+
+
 class Spent(NamedTuple):
     """What rounds cost: added up over them, an axis of the report beside the rounds themselves."""
 
@@ -135,18 +143,21 @@ class Row(NamedTuple):
     accuracy: Annotated[
         float,
         lambda run: run.accuracy,
+        Curve("test accuracy in %", 100, 1),
         Shown(
             *("accuracy", "acc. %", lambda of: np.median(of("accuracy")[:, -1]), "{:.1f}", 100),
             *("Final accuracy", "%", 1, "test accuracy after the last round, median over seeds"),
         ),
         Shown("band", "10-90 %", _band, "{:.1f}-{:.1f}", 100, about="the same, range over seeds"),
     ]
-    loss: Annotated[float, lambda run: run.loss]  # test loss
-    train_loss: Annotated[float, lambda run: run.train_loss]  # mean over clients and local steps
+    loss: Annotated[float, lambda run: run.loss, Curve("test loss", 1, 3)]
+    # mean over clients and local steps
+    train_loss: Annotated[float, lambda run: run.train_loss, Curve("training loss", 1, 3)]
     # clients that delivered; for the genie: its bound
     delivered: Annotated[
         float,
         lambda run: run.delivered.sum(),
+        Curve("uploads a round"),
         Shown(
             *("uploads", "uploads", lambda of: of("delivered").mean(), "{:.2f}", 1),
             *("Uploads a round", "of {clients}", 1, "clients that delivered in a round, mean"),
@@ -158,11 +169,13 @@ class Row(NamedTuple):
         ),
     ]
     delivered_clients: Annotated[str, lambda run: _numbers(run.delivered)]
-    bits_sent: Annotated[float, lambda run: run.bits]  # received from all clients
+    # received from all clients
+    bits_sent: Annotated[float, lambda run: run.bits, Curve("Mbit received in a round", 1e-6, 1)]
     # of these, from clients that did not finish
     bits_wasted: Annotated[
         float,
         lambda run: max(0.0, run.bits - run.payloads),
+        Curve("Mbit wasted in a round", 1e-6, 1),
         Shown(
             *("wasted", "wasted %", _wasted, "{:.0f}", 100),
             *("Bits wasted", "%", -1, "bits of uploads that were not finished in time"),
@@ -172,23 +185,26 @@ class Row(NamedTuple):
     sum_rate_bps: Annotated[
         float,
         lambda run: run.of_slots("sum_rate_bps"),
+        Curve("sum rate in Mbit/s", 1e-6, 1),
         Shown(
             *("sum_rate_bps", "Mbit/s", lambda of: of("sum_rate_bps").mean(), "{:.1f}", 1e-6),
             about="sum rate, mean over slots",
         ),
     ]
     # |mean of all updates - mean of those delivered|^2, the bound's second term (paper: eq. 25)
-    gradient_bias: Annotated[float, lambda run: run.bias]
+    gradient_bias: Annotated[float, lambda run: run.bias, Curve("bias of the average", 1, 4)]
     # Jain's index of uploads per client since round 0
     fairness: Annotated[
         float,
         lambda run: jain(run.uploads.numpy().astype(float)),
+        Curve("fairness of uploads so far"),
         Shown(
             *("fairness", "fair", _fairness, "{:.2f}", 1),
             *("Fairness", "", 1, "Jain's index of uploads per client, 1 = all equal"),
         ),
     ]
-    reward: Annotated[float, lambda run: run.of_slots("reward")]  # sum of slot rewards
+    # sum of slot rewards
+    reward: Annotated[float, lambda run: run.of_slots("reward"), Curve("reward of a round")]
     # clients whose update was not finite and was left out
     not_finite: Annotated[int, lambda run: (~run.finite).sum()]
     not_finite_clients: Annotated[str, lambda run: _numbers(~run.finite)]
@@ -196,6 +212,7 @@ class Row(NamedTuple):
     accuracy_averaged: Annotated[
         float,
         lambda run: run.accuracy_averaged,
+        Curve("test accuracy of the mean of models in %", 100, 1),
         Shown(
             *(_AVERAGED, "mean %", lambda of: np.median(of(_AVERAGED)[:, -1]), "{:.1f}", 100),
             better=1,
@@ -213,6 +230,11 @@ _NOTES = {
 _SHOWN: dict[str, Shown] = {
     one.name: one for notes in _NOTES.values() for one in notes if isinstance(one, Shown)
 }
+
+
+CURVES = {name: one for name, notes in _NOTES.items() for one in notes if isinstance(one, Curve)}
+SPENT = {name: one for name, notes in _NOTES.items() for one in notes if isinstance(one, Spent)}
+"""By field."""
 
 
 def shown(rows: Iterable[Row]) -> list[Shown]:

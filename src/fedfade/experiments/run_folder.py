@@ -303,7 +303,7 @@ class RunFolder:
 
     @property
     def record(self) -> dict[str, Any]:  # the run's provenance
-        return _read_record(self._record)
+        return read_record(self._record)
 
     @property
     def finished(self) -> bool:
@@ -359,18 +359,20 @@ def open_finished(path: Path) -> tuple[Config, dict[str, Any]]:
     if not (path / "config.yaml").is_file() or not (path / "run.json").is_file():
         raise UserError(f"{str(path)!r} is not a run folder: it has no config.yaml and run.json.")
     config = load_config(path / "config.yaml", stored=True)
-    record = _read_record(path / "run.json")
+    record = read_record(path / "run.json")
     if record.get("finished") is None:
         raise UserError(f"{str(path)!r} is not finished: run the same fedfade compare again.")
     return config, record
 
 
-def _read_record(path: Path) -> dict[str, Any]:
+def read_record(path: Path) -> dict[str, Any]:
+    """What `run.json` says."""
     answer = storage.read_json(path)
-    scopes = answer.get("scopes", {}) if isinstance(answer, dict) else None
-    if not isinstance(scopes, dict) or not all(isinstance(s, str) for s in scopes.values()):
-        raise UserError(f"{str(path)!r} is not a run record.")
-    return dict(answer)
+    record = answer if isinstance(answer, dict) else {"scopes": None}
+    for words in (record.get(name, {}) for name in ("scopes", "about")):  # by policy
+        if not isinstance(words, dict) or not all(isinstance(one, str) for one in words.values()):
+            raise UserError(f"{str(path)!r} is not a run record.")
+    return dict(record)
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:

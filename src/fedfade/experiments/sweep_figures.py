@@ -156,6 +156,9 @@ def sweep_figure(panels: Sequence[SweptPanel], metric: str) -> Any:
 def sweep_parts(folder: Path) -> list[PagePart]:
     """What a page shows of a sweep: a chart for each panel, every metric in it."""
     fields, done = read_sweep(folder)
+    if not fields:
+        why = "give those of its runs in points/ instead"
+        raise UserError(f"{str(folder)!r} is a sweep in which no field varies: {why}.")
     parts = []
     for panel in swept_panels(fields, done):
         order = list(dict.fromkeys(policy for own in panel.metrics.values() for policy in own))
