@@ -27,6 +27,7 @@ from fedfade.studies.frames import matching, read_frame, write_frame
 from fedfade.studies.paper import (
     ALL,
     SCALES,
+    amounts,
     charts,
     claims,
     questions,
@@ -146,7 +147,7 @@ def test_one_bar_for_all_parts(tmp_path: Path) -> None:
     told: list[float] = []
     counting = work.Work(lambda share, doing: told.append(share))
     one = checked_setting(tmp_path, base, "small", work=counting)
-    alone, after = work.amounts(one, ["accuracy"]), work.amounts(one, ["reward", "accuracy"])
+    alone, after = amounts.amounts(one, ["accuracy"]), amounts.amounts(one, ["reward", "accuracy"])
     assert sum(alone.values()) == sum(after.values())
     assert after["accuracy"] < alone["accuracy"]
     reproduce(one, ["partition", "reward"])

@@ -25,6 +25,7 @@ from fedfade.learning.plots import class_distribution
 from fedfade.studies.frames import curve_table, final_table, kept, markdown, matching
 from fedfade.studies.noise import Difference, paired
 from fedfade.studies.paper import charts, trial
+from fedfade.studies.paper.amounts import epoch_rounds
 from fedfade.studies.paper.runs import agent_runs, agents_mark, all_runs, compared, trained
 from fedfade.studies.paper.setting import (
     BASELINES,
@@ -35,7 +36,7 @@ from fedfade.studies.paper.setting import (
     Setting,
     spread_out,
 )
-from fedfade.studies.paper.work import BOUND_ROUND, epoch_rounds
+from fedfade.studies.paper.work import BOUND_ROUND
 from fedfade.uplink.gradients import SyntheticGradients
 from fedfade.wording import counted
 

@@ -29,9 +29,9 @@ from fedfade.storage import folder_lock, read_json, save_figure, write_json, wri
 from fedfade.studies.frames import matching, means, read_frame, write_frame
 from fedfade.studies.paper import claims, readings, regimes
 from fedfade.studies.paper import questions as q
+from fedfade.studies.paper.amounts import amounts
 from fedfade.studies.paper.charts import Drawn
 from fedfade.studies.paper.setting import Setting, check_unseen, checked_setting
-from fedfade.studies.paper.work import amounts
 from fedfade.wording import counted
 
 

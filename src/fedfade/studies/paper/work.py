@@ -1,26 +1,11 @@
-"""One bar for a whole reproduction: how much work every part is, and how much of it is done."""
+"""One bar for a whole reproduction: how much of the work is done."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
 
-from fedfade.learning import load_data
-
-if TYPE_CHECKING:
-    from fedfade.studies.paper.setting import Setting
-
-EPISODE = 0.25  # training on one, in federated rounds of one run; measured at both scales
-PLAYED_ROUND = 0.05  # a round without learning
+EPISODE = 0.25  # training on one: roughly, in federated rounds of one run
+PLAYED_ROUND = 0.05  # a round without learning, likewise
 BOUND_ROUND = 5.0  # a round with all of the bound's estimates
-
-_NEEDS = {
-    "accuracy": ("reward",),
-    "epochs": ("reward",),
-    "ablation": ("reward",),
-    "regimes": ("reward",),
-    "bound": ("reward", "accuracy"),
-}
-"""Parts whose runs others begin with."""
 
 
 class Work:
@@ -58,38 +43,3 @@ class Work:
     def finish(self) -> None:
         """All parts are done."""
         self._tell(1.0, "done")
-
-
-def epoch_rounds(setting: "Setting") -> float:
-    """A round in epochs, in rounds as the base configuration has them."""
-    learning = setting.base.learning
-    if learning.local_unit == "epoch":
-        return 1.0
-    return len(load_data(learning).train_labels) / learning.clients / learning.batch_size
-
-
-def amounts(setting: "Setting", parts: Iterable[str]) -> dict[str, float]:
-    """The work of some parts in federated rounds of one run, if nothing is there yet."""
-    base, grid = setting.base, setting.grid
-    tests, trainings, rounds = len(setting.test_seeds), len(setting.training_seeds), base.run.rounds
-    runs = tests * (len(setting.policies) - 1 + trainings)  # of a cell
-    training = EPISODE * base.qmix.episodes * trainings
-    coarse = len(grid.coarse_snrs_db) * len(grid.coarse_spreads_db)
-    played = len(grid.snrs_db) * len(grid.spreads_db) * grid.regime_rounds * PLAYED_ROUND
-    each = {
-        "partition": 1.0,
-        "reward": training,
-        "accuracy": len(setting.cells) * runs * rounds,
-        "epochs": runs * grid.epoch_rounds * epoch_rounds(setting),
-        "ablation": 2 * (training + tests * trainings * rounds),
-        "bound": 5 * grid.bound_rounds * BOUND_ROUND,
-        "regimes": coarse * runs * rounds + runs * played,
-        "readings": training,
-    }
-    counted: set[str] = set()
-    found = {}
-    for part in parts:
-        needed = {part, *_NEEDS.get(part, ())} - counted
-        found[part] = sum(each[name] for name in needed)
-        counted |= needed
-    return found
