@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
 from fedfade.config import load_config
 from fedfade.experiments.growth import growth
@@ -166,3 +167,24 @@ def test_what_counts_as_more(tmp_path: Path) -> None:
     """A folder without a run, or with another, has nothing to be added to."""
     config = load_config("paper", TINY)
     assert growth(tmp_path, config) is None
+
+
+def test_what_runs_remember_grows_along(fedfade, tmp_path: Path) -> None:
+    """Error feedback, a server's memory, a mean of models; and no two payloads alike."""
+    fields = {
+        "learning.codec": "int8",
+        "learning.error_feedback": "true",
+        "learning.server": "mifa",
+        "learning.average_models": "0.5",
+        "learning.payload_factors": "[0.5,1,1.5,2]",
+    }
+    more = [word for name, value in fields.items() for word in ("--set", f"{name}={value}")]
+    grown, fresh = tmp_path / "grown", tmp_path / "fresh"
+    assert fedfade(*words("random", 1, 2, *more), "--out", grown).code == 0
+    for out in (grown, fresh):
+        answer = fedfade(*words("random,genie", 2, 3, *more), "--out", out)
+        assert answer.code == 0, answer.err
+    same(grown, fresh)
+    kept = [load_file(folder / "checkpoint.safetensors") for folder in (grown, fresh)]
+    assert kept[0].keys() == kept[1].keys() >= {"parameters", "uploads", "grams"}
+    assert all(tensor.equal(kept[1][name]) for name, tensor in kept[0].items())
