@@ -144,9 +144,13 @@ float32, float16, int8, int4, sign, topk, int8-progressive, topk-progressive, or
                 raise UserError(f"{self.field} {name!r} has no {member!r}: {needed}.")
         return made
 
+    def own(self, name: str) -> Any:
+        """The factory of a built-in name; None for any other, of which nothing is loaded."""
+        return pkgutil.resolve_name(self.built_in[name]) if name in self.built_in else None
+
     def _factory(self, name: str) -> Any:
         if name in self.built_in:  # and never a module of the working folder in its place
-            return pkgutil.resolve_name(self.built_in[name])
+            return self.own(name)
         for entry in entry_points(group=self.group):
             if entry.name == name:
                 try:

@@ -119,7 +119,7 @@ def described(policy: object) -> str:
     >>> described(RandomBand)
     'A random sub-band at full power'
     """
-    first = (inspect.getdoc(policy) or "").partition("\n\n")[0]
+    first = (inspect.getdoc(policy) or "" if policy is not None else "").partition("\n\n")[0]
     return str(getattr(policy, "about", " ".join(first.split()).partition(". ")[0].rstrip(".")))
 
 

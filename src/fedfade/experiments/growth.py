@@ -247,7 +247,9 @@ def _join(
     parts = blocks if asked.longer else [folder, *blocks]
     rows = [row for row in stored_rows(folder) if row.policy == GENIE or not asked.longer]
     rows += [row for block in blocks for row in stored_rows(block)]
-    grams, models, states = {}, {}, {}
+    grams: dict[tuple[int, str], np.ndarray] = {}  # [round, client, client] of each run
+    states: dict[tuple[int, str], dict[str, Tensor]] = {}
+    models: dict[str, str] = {}
     facts: dict[str, dict[str, str]] = {"scopes": {}, "about": {}}  # by policy
     for part in parts:
         runs = runs_of(part.config)

@@ -5,7 +5,7 @@ the file that tells the kind.
 """
 
 import io
-import pkgutil
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +17,7 @@ from fedfade import agents
 from fedfade.allocation import GENIE, PERFECT, described
 from fedfade.config import Config, load_config
 from fedfade.errors import UserError
+from fedfade.experiments.comparison import compared_names
 from fedfade.experiments.explore import explored
 from fedfade.experiments.findings import genie_line, headline, left_out_lines, ranked
 from fedfade.experiments.metrics import Row, policies_of, read_rows, shown
@@ -79,8 +80,8 @@ def _read(folder: Path) -> list[PagePart]:
     for marker, read in READERS.items():
         if any(place.glob(marker)):
             return read(place)
-    kinds = "a run, a sweep, a training or a checkpoint"
-    raise UserError(f"{str(folder)!r} holds no {kinds}: it has none of {', '.join(READERS)}.")
+    found = f"it has none of {', '.join(READERS)}"
+    raise UserError(f"{str(folder)!r} holds no run, sweep, training or checkpoint: {found}.")
 
 
 # --- a comparison --------------------------------------------------------------------------------
@@ -147,10 +148,11 @@ def comparison_parts(
 def _setting(config: Config, rows: Sequence[Row]) -> str:
     learning, radio, run = config.learning, config.radio, config.run
     done = int(max(row.round for row in rows)) + 1
+    partly = f" of which {done} {'is' if done == 1 else 'are'} done" if done < run.rounds else ""
     text = (
         f"{counted(learning.clients, 'client')}, {counted(radio.subbands, 'sub-band')}, "
         f"{counted(radio.slots, 'slot')} a round, {counted(run.rounds, 'round')}"
-        f"{'' if done >= run.rounds else f' of which {done} are done'}, "
+        f"{partly}, "
         f"{counted(run.seeds, 'seed')}, data {learning.data}, mobility {config.cell.mobility}, "
         f"fading {radio.source}"
     )
@@ -160,10 +162,7 @@ def _setting(config: Config, rows: Sequence[Row]) -> str:
 def _about(policy: str, record: Mapping[str, Any]) -> str:
     """A policy in a phrase: the bounds', what the run noted, or what our own says of itself."""
     noted = _BOUNDS.get(policy) or (record.get("about") or {}).get(policy)
-    base = policy.partition("@")[0]
-    if noted is None and base in POLICIES.built_in:
-        noted = described(pkgutil.resolve_name(POLICIES.built_in[base]))
-    return noted or ""
+    return noted or described(POLICIES.own(policy.partition("@")[0]))
 
 
 def _watched(
@@ -175,7 +174,8 @@ def _watched(
     of: str,
 ) -> list[PagePart]:
     """A typical round of the best policy beside another, if it can be played again."""
-    order = [line for line in ranked(rows) if line.policy != PERFECT]
+    known = {*compared_names(config)} - {PERFECT}
+    order = [line for line in ranked(rows) if line.policy in known]
     names = [line.policy for line in order]
     if not (folder / "gradients.npz").is_file() or not names:
         return []
@@ -245,8 +245,6 @@ def _overview(folders: Sequence[Path]) -> list[PagePart]:
 
 def _training(folder: Path) -> list[PagePart]:
     """The learning curve of a training, all its seeds, or what a checkpoint without one says."""
-    from fedfade.agents.curve import smoothed  # pandas takes a second to import
-
     places = agents.trained_folders(folder)
     found = [agents.load_checkpoint(place) for place in places]
     config, total = found[0].config, found[0].config.qmix.episodes
@@ -263,7 +261,9 @@ def _training(folder: Path) -> list[PagePart]:
     if not length:
         return [PagePart("chart", folder.name, {"intro": intro, "picture": None})]
     table = np.array([curve[:length] for curve in curves], float)  # [seed, batch, figure]
-    kept = np.unique(np.linspace(0, length - 1, min(length, _POINTS)).round().astype(int))
+    blocks = np.array_split(table, min(length, _POINTS), axis=1)
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # nothing in a block
+        means = np.stack([np.nanmean(block, axis=1) for block in blocks], 1)
     labels = {
         "uploads": f"uploads a round, of {config.learning.clients}",
         "reward": "reward of an episode",
@@ -277,12 +277,12 @@ def _training(folder: Path) -> list[PagePart]:
             "name": name,
             "label": label,
             "digits": 3,
-            "values": [[smoothed(seed[:, column])[kept].tolist() for seed in table]],
+            "values": [means[:, :, column].tolist()],
         }
         for name, label in labels.items()
-        if not np.isnan(table[:, :, column := agents.Report._fields.index(name)]).all()
+        if not np.isnan(means[:, :, column := agents.Report._fields.index(name)]).all()
     ]
-    x = [{"name": "episodes", "label": "training episodes", "values": table[0, kept, 0].tolist()}]
+    x = [{"name": "episodes", "label": "training episodes", "values": means[0, :, 0].tolist()}]
     line = {"name": config.qmix.algorithm, "colour": "#0077bb", "about": intro}
     data = {"file": "training", "kind": "seed", "lines": [line], "x": x, "y": y}
     return [PagePart("chart", folder.name, {"intro": intro, "picture": None}, data)]

@@ -58,13 +58,21 @@ def save_round(replay: ReplayedRound, path: Path) -> None:
     if ending == ".gif":
         save_motion(replay, path)
     elif ending == ".html":
-        file = io.BytesIO()
-        round_figure(replay).savefig(file, dpi=80 / len(replay.plays), format="png")
         title = f"{' beside '.join(replay.plays)}, {replay.name}"
-        part = round_part(replay, title, png_source(file.getvalue()))
+        part = round_part(replay, title, png_source(_small_png(round_figure(replay))))
         write_text(path, page_html("One round, slot by slot", [part]))
     else:
         save_figure(round_figure(replay), path)
+
+
+def _small_png(figure: Figure) -> bytes:
+    """A picture for those without JavaScript, of few dots and colours."""
+    from PIL import Image
+
+    file, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(file, dpi=70, format="png")
+    Image.open(file).convert("RGB").quantize(64).save(small, "png", optimize=True)
+    return small.getvalue()
 
 
 def save_motion(replay: ReplayedRound, path: Path) -> None:
@@ -110,7 +118,7 @@ def _save_gif(frames: Sequence[np.ndarray], path: Path) -> None:
     from PIL import Image
 
     both = Image.fromarray(np.concatenate([frames[0], frames[-1]]))
-    palette, plain = both.quantize(160), Image.Dither.NONE
+    palette, plain = both.quantize(255), Image.Dither.NONE
     images = [Image.fromarray(one).quantize(palette=palette, dither=plain) for one in frames]
     times = [_FRAME_MS] * (len(images) - 1) + [_END_MS]
     with writing(path) as temporary:

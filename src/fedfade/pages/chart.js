@@ -15,9 +15,9 @@ const MARKS = [
   "M0,-4.6L4,0L0,4.6L-4,0z", "M0,4.4L4.2,-3.2H-4.2z", "M-4,-1.3h2.7v-2.7h2.6v2.7h2.7v2.6h-2.7v2.7h-2.6v-2.7h-2.7z",
 ];
 
-/** Round numbers that cover a range. @param {number} low @param {number} high @param {number} count */
-function ticks(low, high, count) {
-  const rough = Math.max((high - low) / Math.max(1, count), 1e-12);
+/** Round numbers that cover a range. @param {number} low @param {number} high @param {number} count @param {number} least step */
+function ticks(low, high, count, least = 1e-12) {
+  const rough = Math.max((high - low) / Math.max(1, count), least);
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough * 0.999) || rough;
   const found = [];
@@ -239,7 +239,7 @@ function drawCurves(box, data, state) {
       g("text", { x: left - 8, y: py(y) + 4, "text-anchor": "end", fill: ink, ...font }, shown(y, upward.digits)));
   }
   const names = /** @type {string[] | undefined} */ (state.x.categories);
-  const along = names ? { at: [...names.keys()], digits: 0 } : ticks(range[0], range[1], width / 90);
+  const along = names ? { at: [...names.keys()], digits: 0 } : ticks(range[0], range[1], width / 90, xs.every(Number.isInteger) ? 1 : undefined);
   for (const x of along.at.filter((one) => one >= range[0] - 1e-9 && one <= range[1] + 1e-9)) {
     drawing.append(g("line", { x1: px(x), x2: px(x), y1: bottom, y2: bottom + 5, stroke: ink }),
       g("text", { x: px(x), y: bottom + 18, "text-anchor": "middle", fill: ink, ...font }, names ? names[x] : shown(x, along.digits)));

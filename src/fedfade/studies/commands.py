@@ -169,7 +169,7 @@ def ladder(
     use_threads(threads)
     changes = with_fields(overrides, {"learning.data_dir": data_dir, "run.device": device})
     asked = rungs.make_ladder(preset, scale, seeds, rounds, checkpoint or (), changes)
-    counts = {"seeds": seeds, "rounds": rounds, "checkpoint": checkpoint}
+    counts: dict[str, object] = {"seeds": seeds, "rounds": rounds, "checkpoint": checkpoint}
     counts |= {"scale": None if scale == "full" else scale}
     name = f"ladder-{Path(preset).stem}"
     folder = out or default_folder(name, given_fields(overrides, counts))
