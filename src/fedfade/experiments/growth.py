@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from fedfade.config import (
     render_config,
 )
 from fedfade.device import one_thread
+from fedfade.errors import UserError
 from fedfade.experiments.comparison import (
     compared_names,
     compared_policy,
@@ -55,12 +56,17 @@ from fedfade.experiments.run_folder import (
 from fedfade.experiments.side_by_side import Tell, batches
 from fedfade.experiments.uploads import Uplink
 from fedfade.interrupts import interrupts_held
+from fedfade.learning import Payload
 from fedfade.storage import folder_lock, read_json, rename, write_json, write_text
 from fedfade.wording import counted, listed
 
 _LISTS = ("allocation.policies", "allocation.checkpoint")
 _COUNTS = ("run.seed", "run.seeds", "run.rounds")
 _FILES = ("config.yaml", *RESULTS, "checkpoint.safetensors", "run.json")  # the last makes it whole
+
+
+Run = tuple[int, str]
+"""Seed and policy."""
 
 
 class Growth(NamedTuple):
@@ -186,6 +192,9 @@ def grow(
     say: Callable[[str], None] = lambda sentence: None,
 ) -> None:
     """Compute what is missing in a finished folder that is open, and join it to what is there."""
+    if not isinstance(folder.record.get("models"), dict):
+        why = "it was made by a version that kept no digests of models"
+        raise UserError(f"nothing can be added to the run in {str(folder.path)!r}: {why}.")
     with ExitStack() as stack:
         blocks = []
         for config in asked.blocks():
@@ -236,69 +245,76 @@ def _of_runs(name: str, tensor: Tensor, runs: Sequence[int]) -> Tensor:
     return tensor[:, runs] if name == "grams" else tensor[runs]
 
 
+class _Left(NamedTuple):
+    """What finished runs have left, by run."""
+
+    grams: dict[Run, np.ndarray]  # [round, client, client]
+    models: dict[str, str]  # digests, by `model_name`
+    facts: dict[str, dict[str, str]]  # about policies
+    states: dict[Run, dict[str, Tensor]]  # of a checkpoint, if it was kept
+
+
+def _left_by(parts: Sequence[RunFolder]) -> tuple[_Left, Payload]:
+    """All that finished parts of one run have left, and the payload, which is the same in all."""
+    left = _Left({}, {}, {"scopes": {}, "about": {}}, {})
+    for part in parts:
+        runs, record = runs_of(part.config), part.record
+        inner, payload = stored_grams(part.path, part.config, len(runs) // part.config.run.seeds)
+        left.grams.update(zip(runs, inner, strict=True))
+        for known, name in ((left.models, "models"), *((left.facts[n], n) for n in left.facts)):
+            found = record.get(name, {})
+            if not isinstance(found, dict):
+                raise UserError(f"run.json in {str(part.path)!r} is not a run record.")
+            known |= found  # noqa: PLW2901 - in place
+        if (kept := part.load_checkpoint()) is not None:
+            for place, run in enumerate(runs):
+                left.states[run] = {n: _of_runs(n, kept[1][n], [place]) for n in kept[1]}
+    return left, payload
+
+
 def _join(
     folder: RunFolder, blocks: Sequence[RunFolder], asked: Growth, device: torch.device
 ) -> None:
     """Write what the whole run leaves, from finished parts, into a folder of its own."""
-    whole = asked.whole
+    whole, runs, names = asked.whole, runs_of(asked.whole), compared_names(asked.whole)
     joined = RunFolder(folder.more / "joined", whole, device, keeps_models=True)
     shutil.rmtree(joined.path, ignore_errors=True)  # half of one, after a kill
     # A longer run has all its old policies in blocks; the genie's bounds stay what they were.
-    parts = blocks if asked.longer else [folder, *blocks]
     rows = [row for row in stored_rows(folder) if row.policy == GENIE or not asked.longer]
     rows += [row for block in blocks for row in stored_rows(block)]
-    grams: dict[tuple[int, str], np.ndarray] = {}  # [round, client, client] of each run
-    states: dict[tuple[int, str], dict[str, Tensor]] = {}
-    models: dict[str, str] = {}
-    facts: dict[str, dict[str, str]] = {"scopes": {}, "about": {}}  # by policy
-    for part in parts:
-        runs = runs_of(part.config)
-        policies = len(runs) // part.config.run.seeds
-        inner, payload = stored_grams(part.path, part.config, policies)
-        grams |= dict(zip(runs, inner, strict=True))
-        models |= part.record["models"]
-        for fact in facts:
-            facts[fact] |= part.record.get(fact, {})
-        if (kept := part.load_checkpoint()) is not None:
-            states |= {
-                run: {name: _of_runs(name, tensor, [place]) for name, tensor in kept[1].items()}
-                for place, run in enumerate(runs)
-            }
+    left, payload = _left_by(blocks if asked.longer and blocks else [folder, *blocks])
     rows = _in_order([*rows, *_missing_bounds(rows, whole, payload, device)], whole)
-    runs, names = runs_of(whole), compared_names(whole)
     write_text(joined.path / "config.yaml", render_config(whole))
-    if set(states) == set(runs):
+    if set(left.states) == set(runs):
         tensors = {
-            name: torch.cat([states[run][name] for run in runs], int(name == "grams"))
-            for name in states[runs[0]]
+            name: torch.cat([left.states[run][name] for run in runs], int(name == "grams"))
+            for name in left.states[runs[0]]
         }
         joined.save_checkpoint(whole.run.rounds, tensors, fingerprint(rows_text(rows)))
     else:
         folder.checkpoint.unlink(missing_ok=True)  # of other runs than the folder will hold
-    made = provenance(whole, device)
-    added = {
-        name: made[name] for name in ("fedfade", "torch", "device", "commit", "command", "started")
+    write_json(joined.path / "run.json", _grown_record(folder, asked, device))
+    grams = np.stack([left.grams[run] for run in runs])
+    models = {model_name(*run): left.models[model_name(*run)] for run in runs}
+    facts = {
+        fact: {name: known[name] for name in names if name in known}
+        for fact, known in left.facts.items()
     }
+    write_results(joined, rows, runs, grams, payload, models, facts)
+
+
+def _grown_record(folder: RunFolder, asked: Growth, device: torch.device) -> dict[str, Any]:
+    """Who made the run, and who added to it; it is not finished before its results are there."""
+    made = provenance(asked.whole, device)
+    who = ("fedfade", "torch", "device", "commit", "command", "started")
+    added = {"what": asked.words(), **{name: made[name] for name in who}}
     record = folder.record
-    record |= {"agents": made["agents"], "inputs": made["inputs"], "finished": None}
-    record["grown"] = [*record.get("grown", []), {"what": asked.words(), **added}]
-    write_json(joined.path / "run.json", record)
-    write_results(
-        joined,
-        rows,
-        runs,
-        np.stack([grams[run] for run in runs]),
-        payload,
-        {model_name(*run): models[model_name(*run)] for run in runs},
-        {
-            fact: {name: known[name] for name in names if name in known}
-            for fact, known in facts.items()
-        },
-    )
+    own = {"agents": made["agents"], "inputs": made["inputs"], "finished": None}
+    return record | own | {"grown": [*record.get("grown", []), added]}
 
 
 def _missing_bounds(
-    rows: Iterable[Row], whole: Config, payload: float | Tensor, device: torch.device
+    rows: Iterable[Row], whole: Config, payload: Payload, device: torch.device
 ) -> list[Row]:
     """The genie's bounds of seeds and rounds that are not among the rows, if it is asked for."""
     if GENIE not in compared_names(whole):
