@@ -463,11 +463,15 @@ def test_code_and_files_that_changed_are_not_the_run_s(
     assert fedfade(*plain).code == 0
     assert set(json.loads(Path("run/run.json").read_text())["inputs"]) == {"mine:make", "drops.npz"}
     assert fedfade(*words).code == 0
-    code.write_text(code.read_text() + "# another\n")
+    code.write_text(f"# A word on it.\n{code.read_text()}\n# another\n")
+    assert "already finished" in fedfade(*words).err  # nothing that counts
+    assert fedfade("verify", "run").code == 0
+    code.write_text(code.read_text() + "another = 1\n")
     for command in (words, ["verify", "run"], ["replay", "run", "--policy", "mine:make"]):
         answer = fedfade(*command)
         assert answer.code == 2
-        assert "'mine:make' has changed since the run in 'run' began" in answer.err
+        assert "'mine:make' has changed (more than comments) since the run in 'run'" in answer.err
+        assert "--out, begin anew by --overwrite, or bring the old one back" in answer.err
     code.unlink()
     sample = ["channel", "sample", "--drops", 20, "--seed", 5, "--out", "drops.npz"]
     assert fedfade(*sample).code == 0

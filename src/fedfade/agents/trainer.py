@@ -48,6 +48,9 @@ OWN = (
 """What trainings in one program may each have to themselves, besides `cell` and
 `allocation.reward`; all else decides shapes, or is left alike to keep the program simple."""
 
+_SHARED_VALUES = 2**18
+"""In a layer of fewer numbers, threads cost an update more than they save."""
+
 
 def programs(configs: Sequence[Config]) -> list[list[int]]:
     """Which configurations can be trained side by side: their places, program by program.
@@ -326,18 +329,27 @@ class Trainer:
             self._recorded[self._here] = works
         return self._recorded[self._here]
 
-    def _threads(self) -> AbstractContextManager[None]:
-        """A slot step takes one thread of a CPU, its operations being so small."""
-        return one_thread() if self.scenario.device.type == "cpu" else nullcontext()
+    def _threads(self, small: bool = True) -> AbstractContextManager[None]:
+        """Where operations are small one thread of a CPU is fastest."""
+        return one_thread() if small and self.scenario.device.type == "cpu" else nullcontext()
 
     def step(self) -> None:
-        """One decision of all parallel episodes."""
+        """One decision of all parallel episodes, each of whose operations is small."""
         with self._threads():
             self.recorded[0]()
 
     def update(self) -> None:
         """One learning step of all runs."""
-        self.recorded[1]()
+        with self._threads(self._layer_values < _SHARED_VALUES):
+            self.recorded[1]()
+
+    @property
+    def _layer_values(self) -> int:
+        """Numbers in the largest layer of an update: [run, transition, client, unit]."""
+        qmix, decisions = self.config.qmix, self.scenario.decisions * self.rollout.episodes
+        mappo = qmix.algorithm == "mappo"
+        rows = decisions // qmix.mappo.minibatches if mappo else qmix.batch_size
+        return rows * len(self.configs) * self.scenario.clients * max(qmix.hidden)
 
     def _update(self) -> None:
         if isinstance(self.learner, MappoLearner):

@@ -304,6 +304,25 @@ def as_text(name: str, value: object) -> str:
     return (_SHOWN.get(name) or Shown(name, name, lambda of: math.nan, "{:.4g}")).format(value)
 
 
+def in_units(name: str, values: Numbers) -> Numbers:
+    """Numbers in the units of tables.
+
+    >>> in_units("accuracy", np.array([0.5])), digits_of("accuracy")
+    (array([50.]), 1)
+    """
+    return (_SHOWN[name].scale if name in _SHOWN else 1.0) * values
+
+
+def title_of(name: str) -> str:
+    """What a picture calls a number."""
+    return (_SHOWN[name].title or _SHOWN[name].heading) if name in _SHOWN else name
+
+
+def digits_of(name: str) -> int:
+    """Digits behind the point in tables."""
+    return len(_SHOWN[name].text.format(0.0).partition(".")[2]) if name in _SHOWN else 3
+
+
 def measured_row(seed: int, policy: str, number: int, run: RunRound) -> Row:
     """The row of a run's round."""
     values = {name: _TYPES[name](measure(run)) for name, (measure, *_) in _NOTES.items()}

@@ -82,7 +82,7 @@ def _read(folder: Path) -> list[PagePart]:
         if any(place.glob(marker)):
             return read(place)
     found = f"it has none of {', '.join(READERS)}"
-    raise UserError(f"{str(folder)!r} holds no run, training or checkpoint: {found}.")
+    raise UserError(f"{str(folder)!r} holds no run, sweep, training or checkpoint: {found}.")
 
 
 # --- a comparison --------------------------------------------------------------------------------
@@ -292,9 +292,16 @@ def _training(folder: Path) -> list[PagePart]:
     return [PagePart("chart", folder.name, {"intro": intro, "picture": None}, data)]
 
 
+def _sweep(folder: Path) -> list[PagePart]:
+    from fedfade.experiments.sweep_figures import sweep_parts  # Matplotlib takes a second to import
+
+    return sweep_parts(folder)
+
+
 READERS: dict[str, Callable[[Path], list[PagePart]]] = {
     "run.json": _comparison,
     "checkpoint.json": _training,
     "seed-*/checkpoint.json": _training,
+    "sweep.csv": _sweep,
 }
 """What a folder is, by a file in it."""
