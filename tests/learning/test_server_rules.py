@@ -351,6 +351,9 @@ too_short = own(step=lambda mean: (mean[:, 1:], {}))
 one_number = own(step=lambda mean: (mean.sum(), {}))
 forgets = own(step=lambda mean: (mean, None))
 corrects = own(correction=lambda memory: None)
+no_number = own(step=lambda mean: (mean * torch.nan, {}))
+one_infinite = own(step=lambda mean: (mean.index_fill(1, torch.tensor([3]), torch.inf), {}))
+too_much = own(step=lambda mean: (mean + 1e20, {}))
 doubles = own(step=lambda mean: (mean.double(), {}))
 
 
@@ -367,6 +370,9 @@ doubles = own(step=lambda mean: (mean.double(), {}))
         ("one_number", r"answered \[\] in apply: it must be a tensor \[1, \d+\]\.$"),
         ("forgets", r"answered NoneType in apply: it must be a dict of what to remember\.$"),
         ("corrects", r"answered NoneType in correction: it must be a tensor \[1, 4, \d+\]\.$"),
+        ("no_number", r"answered NaN or too much in apply: it must be finite, .*1e\+15\.$"),
+        ("one_infinite", "answered NaN or too much in apply: "),
+        ("too_much", "answered NaN or too much in apply: "),
     ],
 )
 def test_a_rule_that_misbehaves_ends_in_a_sentence(

@@ -31,7 +31,7 @@ _ADDED = """
     qmix.rmsprop_epsilon qmix.clip_gradient qmix.loss qmix.standardise_rewards qmix.mask_finished
     qmix.average_weights qmix.candidates qmix.candidate_rounds qmix.layouts qmix.gain_spread_db
     qmix.network qmix.sizes learning.server_beta1 learning.server_beta2 learning.server_tau
-    learning.average_models qmix.teacher qmix.lessons qmix.lesson_episodes
+    learning.average_models learning.codec_rank qmix.teacher qmix.lessons qmix.lesson_episodes
 """  # fields whose default is what was done before them
 _OTHERWISE = {"learning.previous_update": "last"}
 

@@ -40,9 +40,12 @@ class Wire:
 
     def __init__(self, config: LearningConfig, parameters: Layout, buffers: Layout) -> None:
         self.config = config
-        sizes = [size for shape in parameters.shapes.values() if (size := shape.numel())]
+        shapes = [shape for shape in parameters.shapes.values() if shape.numel()]
         self.parameters, self.statistics = parameters.total, buffers.total
+        sizes = [shape.numel() for shape in shapes]
         self.codec: Codec = CODECS.make(config.codec, config, sizes)
+        if hasattr(self.codec, "shaped"):
+            self._ask(self.codec.shaped, shapes)
         self.lossless = type(self.codec) is AsTrained
         self.feeds_back = config.error_feedback and not self.lossless
         self.statistics_type = getattr(self.codec, "statistics", torch.float32)

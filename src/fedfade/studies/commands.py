@@ -181,6 +181,10 @@ def levers(
     only: Annotated[
         list[str] | None, typer.Option(help="this part alone (repeatable); all if not given")
     ] = None,
+    line: Annotated[
+        list[str] | None,
+        typer.Option(help="this line of the list alone, 'random int8 mean' (repeatable)"),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="folder; runs/levers-SCALE if not given")] = None,
     seeds: Annotated[int | None, typer.Option(help="seeds of every run")] = None,
     rounds: Annotated[int | None, typer.Option(help="federated rounds")] = None,
@@ -203,7 +207,7 @@ def levers(
 
     fields = {"learning.data_dir": data_dir, "run.seeds": seeds, "run.rounds": rounds}
     fields |= {"run.device": device, "run.precision": precision}
-    asked = plan.load_levers(scale, only or (), with_fields(overrides, fields))
+    asked = plan.load_levers(scale, only or (), with_fields(overrides, fields), line or ())
     folder = out or Path("runs") / f"levers-{scale}"
     with stopping_cleanly(f"the same command continues in {folder}"), folder_lock(folder):
         base = asked.parts[0].base
@@ -211,7 +215,7 @@ def levers(
         planned = runs.planned_runs(asked, folder)
         with time_left("rounds", sum(run.config.run.rounds for run in planned)) as tell:
             rows = runs.played(asked, planned, tell)
-        table, curve = runs.ends(rows), runs.curves(rows)
+        table, curve = runs.ends(asked, rows), runs.curves(rows)
         claims, lines = runs.judged(asked, table), runs.summary(asked, table, curve)
         for name, frame in (("seeds", table), ("curves", curve), ("claims", claims)):
             write_frame(folder / f"{name}.csv", frame)
