@@ -34,6 +34,7 @@ from fedfade.learning.wire import ERROR_FEEDBACK
 from fedfade.randomness import fold, streams, uniform
 from fedfade.seams import CODECS
 from tests.conftest import TINY
+from tests.learning.stopped import CPU, stopped_and_continued, two_configs
 
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
 SHAPES = [torch.Size(shape) for shape in ((8, 5), (1,), (3, 3), (13,))]
@@ -363,22 +364,9 @@ def test_nothing_is_left_of_what_is_sent_as_it_is(digits: Dataset) -> None:
 def test_side_by_side_and_resumed_alike(tmp_path: Path) -> None:
     """Two configurations, interrupted and continued, and each alone."""
     coded = ["learning.codec=int4", "learning.error_feedback=true", "learning.server_momentum=0.5"]
-    policies = "allocation.policies=[random, perfect]"
-    configs = [
-        load_config("paper", [*TINY, *coded, policies, f"learning.alpha={alpha}"])
-        for alpha in (1, 2)
-    ]
-    cpu = torch.device("cpu")
-
-    def stop(done: int, doing: str) -> None:
-        if done == 2 and doing == "uploads":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        compare_many(configs, [tmp_path / "a0", tmp_path / "a1"], cpu, stop)
-    again = compare_many(configs, [tmp_path / "a0", tmp_path / "a1"], cpu)
-    alone = [compare_many([c], [tmp_path / f"b{n}"], cpu)[0] for n, c in enumerate(configs)]
-    assert again == alone
+    configs = two_configs(*coded)
+    alone = [compare_many([c], [tmp_path / f"b{n}"], CPU)[0] for n, c in enumerate(configs)]
+    assert stopped_and_continued(configs, tmp_path / "a") == alone
 
 
 def test_a_part_of_an_upload_counts(digits: Dataset) -> None:
@@ -441,7 +429,7 @@ def test_what_a_codec_made_infinite_is_told(tmp_path: Path) -> None:
     """As of a client that trained it: in metrics.csv, from which the report speaks of it."""
     changes = [f"learning.codec={__name__}:LosesClientTwo", "allocation.policies=[perfect]"]
     config = load_config("paper", [*TINY, *changes, "run.rounds=1", "run.seeds=1"])
-    compare_many([config], [tmp_path], torch.device("cpu"))
+    compare_many([config], [tmp_path], CPU)
     (row,) = read_rows(tmp_path / "metrics.csv")
     assert row.not_finite_clients == "2"
     assert "2" not in row.delivered_clients.split()
