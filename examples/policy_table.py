@@ -4,7 +4,7 @@
 
 plays every round of every cell under the block-fading schedule, the wrap-around schedules, max sum
 rate, and the agents of each folder (or shipped name), on channels no training has seen, and prints
-means over seeds and rounds, out of 10; agents of several folders are averaged. With --swap it
+means over seeds and rounds, out of all clients; agents of several folders are averaged. With --swap it
 plays the agents of each folder with another episode's observation instead, part by part: what they
 deliver then says what they use.
 
@@ -28,6 +28,7 @@ from fedfade.allocation import Action, Outcome, Policy, View, load_policy, play_
 from fedfade.config import Config, load_config
 from fedfade.errors import UserError
 from fedfade.experiments.uploads import Uplink
+from fedfade.learning import payload_bits
 from fedfade.randomness import integers
 from fedfade.studies.swap import AS_IS, swap_test
 from fedfade.uplink import Round, Scenario, gradient_source
@@ -55,7 +56,7 @@ class Cell(NamedTuple):
 
 def make_cell(config: Config, folders: list[str]) -> Cell:
     """All rounds of all seeds in one batch."""
-    uplink = Uplink(config, float(config.learning.payload_bits), torch.device("cpu"))
+    uplink = Uplink(config, payload_bits(config.learning), torch.device("cpu"))
     gradients = gradient_source(config, "cpu")  # some agents look at them
     rounds = [
         uplink.round(number, gradients.inner(uplink.seeds, number))
@@ -145,6 +146,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--presets", nargs="+", default=["paper", "ring"])
     parser.add_argument("--clusters", type=int, nargs="+", default=[14, 21, 28])
     parser.add_argument("--speeds", type=float, nargs="+", default=[18.12, 7.67, 0.83])
     parser.add_argument("--mobility", default="reflect", help="of clients in the paper's cell")
@@ -160,7 +162,7 @@ def main() -> None:
         return
     echo("| cell | clusters | m/s | " + " | ".join([*given.policies, *agents]) + " |")
     echo("|---" * (3 + len(given.policies) + len(agents)) + "|")
-    for preset, speed, clusters in product(("paper", "ring"), given.speeds, given.clusters):
+    for preset, speed, clusters in product(given.presets, given.speeds, given.clusters):
         config = cell_config(given, preset, speed, clusters)
         row = uploads(config, given.policies, given.folders, given.surprise_db, given.rogue)
         cells = " | ".join(f"{value:.2f}" for value in row)

@@ -203,7 +203,7 @@ def levers(
     from fedfade.experiments.run_folder import provenance
     from fedfade.storage import folder_lock, write_json
     from fedfade.studies.frames import write_frame
-    from fedfade.studies.levers import page, plan, runs
+    from fedfade.studies.levers import load_picture, page, plan, runs
 
     fields = {"learning.data_dir": data_dir, "run.seeds": seeds, "run.rounds": rounds}
     fields |= {"run.device": device, "run.precision": precision}
@@ -217,6 +217,7 @@ def levers(
             rows = runs.played(asked, planned, tell)
         table, curve = runs.ends(asked, rows), runs.curves(rows)
         claims, lines = runs.judged(asked, table), runs.summary(asked, table, curve)
+        load_picture.write_load_picture(asked, folder, lines)
         for name, frame in (("seeds", table), ("curves", curve), ("claims", claims)):
             write_frame(folder / f"{name}.csv", frame)
         write_frame(folder / "levers.csv", lines)
