@@ -4,9 +4,9 @@
 
 plays every round of every cell under the block-fading schedule, the wrap-around schedules, max sum
 rate, and the agents of each folder (or shipped name), on channels no training has seen, and prints
-means over seeds and rounds, out of all clients; agents of several folders are averaged. With --swap it
-plays the agents of each folder with another episode's observation instead, part by part: what they
-deliver then says what they use.
+means over seeds and rounds, out of all clients; agents of several folders are averaged. With --swap
+it plays the agents of each folder with another episode's observation instead, part by part: what
+they deliver then says what they use.
 
 What everybody counts on may be wrong: --surprise-db -2 makes all gains 2 dB worse than announced,
 as interference from elsewhere would, and --rogue has one client send where and when it likes.

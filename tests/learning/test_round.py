@@ -199,7 +199,10 @@ class Silent:
             {"codec": f"{__name__}:Broken"},
             r"learning.codec = '.*Broken' decoded \[1, 4, 1\]",
         ),
-        ({"codec": f"{__name__}:Raising"}, "learning.codec = '.*Raising' failed: too much."),
+        (
+            {"codec": f"{__name__}:Raising"},
+            r"learning.codec = '.*Raising' raised OverflowError in encode \(.*\): too much\.",
+        ),
         ({"codec": f"{__name__}:Free"}, "learning.codec = '.*Free' sends nothing of an update."),
         (
             {"codec": f"{__name__}:Bare"},

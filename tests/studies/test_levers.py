@@ -50,6 +50,18 @@ def test_a_word_nobody_knows_is_refused(fedfade, tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
     with pytest.raises(UserError, match="--scale"):
         plan.load_levers("tiny")
+    with pytest.raises(UserError, match="did you mean random int8 mean"):
+        plan.load_levers("small", ["heavy"], chosen=["random int8 means"])
+
+
+def test_lines_are_played_alone() -> None:
+    """A claim is judged where both of its lines are, early at most after the last round."""
+    two = ["block float32 mean", "block float32 mifa"]
+    levers = plan.load_levers("paper", ["paper", "heavy"], ["run.rounds=30"], two)
+    (part,), (claim,) = levers.parts, levers.claims
+    assert [line.name for line in part.lines] == two
+    assert (claim.early, levers.early) == (True, 30)
+    assert {run.labels["server"] for run in runs.planned_runs(levers, Path())} == {"mean", "mifa"}
 
 
 def test_all_of_it(fedfade, tmp_path: Path) -> None:
@@ -57,9 +69,9 @@ def test_all_of_it(fedfade, tmp_path: Path) -> None:
     answer = fedfade("levers", *QUICK, "--out", tmp_path)
     assert answer.code == 0, answer.err
     lines = read_frame(tmp_path / "levers.csv")
-    assert len(lines) == 8
+    assert len(lines) == 9
     folders = sorted((tmp_path / "runs").rglob("metrics.csv"))
-    assert len(folders) == 3  # float32 and int8 under the mean, float32 under mifa
+    assert len(folders) == 4  # float32, int8 and int4 under the mean, float32 under mifa
     (folder,) = (path for path in folders if path.parent.name.startswith("int8-mean"))
     rows = DataFrame(read_rows(folder))
     for policy, word in (("random", "random"), ("wrap-around-choice", "wrap-around")):

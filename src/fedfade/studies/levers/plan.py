@@ -1,6 +1,6 @@
 """What is compared, kept as data: allocation x codec x server rule over the load, by parts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,34 +87,33 @@ def load_levers(
     if scale not in SCALES:
         raise not_allowed("--scale", scale, f"one of {', '.join(SCALES)}")
     tree = parse_yaml(Path(__file__).with_name("levers.yaml").read_text("utf-8"))
-    for name in only:
-        if name not in tree["parts"]:
-            raise unknown(name, "part", "the list", tree["parts"])
-    asked = {name: own for name, own in tree["parts"].items() if not only or name in only}
-    lines = {name: [*own["lines"]] for name, own in asked.items()}
-    for line in chosen:
-        if not any(line in own for own in lines.values()):
-            raise unknown(line, "line", "the list", dict.fromkeys(chain(*lines.values())), "'")
-    if chosen:
-        lines = {
-            name: kept
-            for name, own in lines.items()
-            if (kept := [line for line in own if line in chosen])
-        }
+    asked = _known("part", only, tree["parts"])
+    lines = _known("line", chosen, chain(*(tree["parts"][name]["lines"] for name in asked)))
     fixed = [f"run.seed={FIRST_SEED}", f"learning.average_models={KEPT}", "run.checkpoint_s=60"]
     changes = [*SCALES[scale].changes, *fixed, *overrides]
     parts = []
-    for name, kept in lines.items():
-        own = asked[name]
+    for name in asked:
+        own = tree["parts"][name]
         names = own.get("small", own["points"]) if scale == "small" else own["points"]
         points = {point: own["points"][point] for point in names}
-        base = load_config(own["preset"], changes)
-        words = [Line(*line.split()) for line in kept]
-        parts.append(LeverPart(name, own["says"], base, points, words))
+        kept = [Line(*line.split()) for line in own["lines"] if line in lines]
+        if kept:
+            base = load_config(own["preset"], changes)
+            parts.append(LeverPart(name, own["says"], base, points, kept))
+    played = {(part.name, line.name) for part in parts for line in part.lines}
     claims = [LeverClaim(**own) for own in tree["claims"]]
-    claims = [one for one in claims if {one.one, one.other} <= {*lines.get(one.part, ())}]
+    claims = [one for one in claims if {(one.part, one.one), (one.part, one.other)} <= played]
     early = min(SCALES[scale].early, parts[0].base.run.rounds)
     return Levers(tree["allocations"], tree["codecs"] | tree["servers"], parts, claims, early)
+
+
+def _known(kind: str, asked: Sequence[str], there: Iterable[str]) -> list[str]:
+    """What was asked for of a list, in its order; all of it if nothing was."""
+    known = list(dict.fromkeys(there))
+    for name in asked:
+        if name not in known:
+            raise unknown(name, kind, "the list", known)
+    return [name for name in known if not asked or name in asked]
 
 
 def fits(policy: str, config: Config) -> bool:
