@@ -150,7 +150,7 @@ class LowRank(_ByTensor):
             if not self._rows[n]:
                 sent.append(part)
                 continue
-            matrix = part.unflatten(-1, (self._rows[n], -1))  # [run, client, row, column]
+            matrix = part.reshape(*keys.shape, self._rows[n], -1)  # [run, client, row, column]
             start = uniform(fold(keys, n), (matrix.shape[-1], self.rank)) - 0.5
             left = torch.linalg.qr(matrix @ start).Q  # [run, client, row, rank]
             left = torch.linalg.qr(matrix @ (matrix.mT @ left)).Q
