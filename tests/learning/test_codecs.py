@@ -210,13 +210,14 @@ def test_alone_and_in_a_batch_alike(name: str) -> None:
 @NO_CUDA
 @pytest.mark.parametrize("name", LOSSY)
 def test_cpu_and_cuda_agree(name: str) -> None:
-    """Up to a level where a value lies on the edge between two."""
+    """Up to a level where a value lies on the edge between two; power iteration adds up more."""
     codec, values = made(name), updates()
     here, there = (
         codec.decode(codec.encode(values.to(device), keys().to(device))).cpu()
         for device in ("cpu", "cuda")
     )
-    assert ((here - there).abs() > 1e-6 * values.abs().amax()).float().mean() < 0.02
+    close = 1e-4 if name == "lowrank" else 1e-6
+    assert ((here - there).abs() > close * values.abs().amax()).float().mean() < 0.02
 
 
 @pytest.mark.parametrize("name", LOSSY)

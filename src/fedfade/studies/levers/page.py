@@ -48,15 +48,16 @@ def page(levers: Levers, table: DataFrame, claims: DataFrame) -> str:
     for part in levers.parts:
         own, run = matching(table, part=part.name), part.base.run
         heads = ["allocation", "codec", "server", "uploads", "final %", "mean of models %"]
-        heads += [f"after {levers.early} rounds %", "seconds"]
-        text += [
-            f"## {part.name}: {part.says}",
-            f"{run.rounds} rounds, {run.seeds} seeds; seconds of uplink until the mean accuracy is "
-            f"{ENOUGH:.0%} of what perfect upload ends at.",
-        ]
+        heads += [f"after {levers.early} rounds %"]
+        played = f"{run.rounds} rounds, {run.seeds} seeds"
+        if any(line.allocation == "perfect" for line in part.lines):
+            heads += ["seconds"]
+            played += "; seconds of uplink until the mean accuracy is "
+            played += f"{ENOUGH:.0%} of what perfect upload ends at"
+        text += [f"## {part.name}: {part.says}", f"{played}."]
         for point in part.points:
             here = matching(own, point=point)
-            rows = [_row(line) for line in here.to_dict("records")]
+            rows = [_row(line)[: len(heads)] for line in here.to_dict("records")]
             title = [f"**{point}**"] if len(part.points) > 1 else []
             text += [*title, markdown(heads, rows)]
     return "\n\n".join(text) + "\n"
