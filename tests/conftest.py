@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fedfade.config import Config, load_config
-from fedfade.uplink import Round, Scenario, scenario_from_config
+from fedfade.uplink import Round, Scenario, draw_chance, plain_round, scenario_from_config
 
 torch.set_num_threads(1)
 
@@ -54,8 +54,8 @@ def _refuse_the_network(event: str, arguments: tuple[object, ...]) -> None:
 
 sys.addaudithook(_refuse_the_network)
 
-SLOW_FOLDERS = ("bench", "experiments", "flower", "reliability", "studies")
-QUICK_IN_THEM = ("test_source.py", "test_a_run_leaves_a_report")
+SLOW_FOLDERS = ("bench", "experiments", "flower", "reliability", "studies", "tutorials")
+QUICK_IN_THEM = ("test_source.py", "test_a_run_leaves_a_report", "test_what_is_kept_is_clean")
 SLOW_TESTS = (
     "test_a_kill_at_any_moment_of_a_save_of_two_seeds",
     "test_a_plain_key_is_folded_where_the_index_is",
@@ -146,12 +146,13 @@ def make_round() -> Callable[..., tuple[Scenario, Round]]:
         level = snr_db + spread_db * torch.randn(episodes, clients, generator=generator)
         uniform = torch.rand(episodes, scenario.slots, clients, scenario.bands, generator=generator)
         vectors = torch.randn(episodes, clients, 30, generator=generator)
-        return scenario, Round(
+        return scenario, plain_round(
             alpha=10 ** (level / 10) * (scenario.noise_w / scenario.full_power_w),
             fading=-torch.log1p(-uniform),
             inner=vectors @ vectors.transpose(1, 2),
             number=torch.arange(episodes, dtype=torch.float32),
             age=torch.zeros(episodes, clients),
+            chance=draw_chance(scenario, torch.arange(episodes) + 1000 * seed),
         )
 
     return make

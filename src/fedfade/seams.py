@@ -1,4 +1,4 @@
-"""What users can replace: policies, codecs, server rules, fading, observation parts, sweeps.
+"""What users can replace: policies, codecs, server rules, fading, links, observation parts, sweeps.
 
 Each seam is a small protocol with a table of what is built in. An implementation is named by its
 entry in the table, by an entry point of the seam's group, or as `module:factory`; a built-in name
@@ -232,9 +232,22 @@ FADING = Seam(
 )
 """Where small-scale gains come from; made from radio and cell configuration, clients, device."""
 
+LINKS = Seam(
+    "radio.link",
+    "fedfade.links",
+    "fedfade.radio.Link",
+    ("send", "efficiency"),
+    {
+        "shannon": "fedfade.radio.links:Shannon",
+        "capped": "fedfade.radio.links:Capped",
+        "nr": "fedfade.radio.nr:Nr",
+    },
+)
+"""What gets through of a slot; made from the radio configuration and the device."""
+
 _PARTS = ["alphas", "fading", "remaining", "slots_left", "deviation", "round", "finished"]
 _PARTS += ["others_fading", "schedule", "reservation", "time_to_finish", "order", "slack"]
-_PARTS += ["finished_order", "order_fading"]
+_PARTS += ["finished_order", "order_fading", "ready"]
 PARTS = Seam(
     "allocation.observe",
     "fedfade.observation_parts",

@@ -62,7 +62,9 @@ def test_a_score_is_what_the_agents_deliver(tried: Config) -> None:
     for slot in range(scenario.slots):
         seen = uplink.observe(scenario, round_, progress, slot).transpose(0, 1)
         action = uplink.decode_action(scenario, agents(seen).argmax(-1).T, slot)
-        progress, _ = uplink.play_slot(scenario, progress, uplink.slot_gain(round_, slot), action)
+        progress, _ = uplink.play_slot(
+            scenario, progress, uplink.slot_air(scenario, round_, slot), action
+        )
     wanted = float(progress.finished.sum(-1).float().mean())
     assert 0 < wanted < 4
     assert audition.uploads(dict(agents.state_dict())) == pytest.approx(wanted)

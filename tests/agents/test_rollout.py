@@ -50,8 +50,8 @@ def played_plainly(config: Config, choices: Tensor) -> tuple[list[Decision], Ten
         finished, reward = progress.finished, -potential(progress)
         for slot in range(first, min(first + hold, slots)):
             action = uplink.decode_action(scenario, choice, slot)
-            gain = uplink.slot_gain(round_, slot)
-            after, result = uplink.play_slot(scenario, progress, gain, action)
+            air = uplink.slot_air(scenario, round_, slot)
+            after, result = uplink.play_slot(scenario, progress, air, action)
             reward = reward + uplink.slot_reward(scenario, inner, progress, after, result)
             progress = after
         if number < len(choices) - 1:
@@ -67,6 +67,9 @@ def played_plainly(config: Config, choices: Tensor) -> tuple[list[Decision], Ten
         ["qmix.hop_subbands=true", "qmix.advance=0.7"],
         ["qmix.power=binary", "qmix.hop_subbands=true"],
         ["qmix.hold_slots=1", "qmix.state=order"],
+        ["cost.speed_spread=0.01", "run.deadline=adaptive", "allocation.observe=[ready, order]"],
+        ["radio.link=nr", "learning.payload_bits=5e4"],
+        ["radio.receive_antennas=2", "cell.interference_cells=2", "learning.payload_bits=3e5"],
     ],
     indirect=True,
 )

@@ -47,7 +47,7 @@ def test_a_run_leaves_a_report_and_is_recognised_when_finished(fedfade, tmp_path
     assert "playing 3 rounds x 2 seeds at a time; 14 models trained side by side" in answer.err
     assert f"report: {out}" in answer.out.replace("\n", "")
     page = (out / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 4
+    assert page.count("data:image/png;base64,") == 6
     assert not re.search(r'(src|href)="(?!data:)', page)  # nothing from outside
     record = json.loads((out / "run.json").read_text())
     assert record["finished"]

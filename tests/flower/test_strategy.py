@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedfade.config import Config, load_config
+from fedfade.config import Config, changed, load_config
 from fedfade.errors import UserError
 from tests.conftest import TINY
 
@@ -29,6 +30,7 @@ from flwr.serverapp.strategy import (
 from fedfade.agents import AgentNetworks, QmixPolicy
 from fedfade.allocation import load_policy, play_round
 from fedfade.experiments import Comparison, RunFolder, SideBySide, read_rows
+from fedfade.experiments.uploads import Uplink
 from fedfade.flower import FederatedTask, UplinkMod, WirelessStrategy, choose_policy
 from fedfade.flower.decisions import (
     Decisions,
@@ -39,7 +41,7 @@ from fedfade.flower.decisions import (
     policy_of_client,
 )
 from fedfade.flower.records import REPORT, is_running_statistic, payload_bits
-from fedfade.uplink import Progress, observation_width, start_round
+from fedfade.uplink import Bill, Progress, observation_width, start_round
 from tests.flower.in_process import InProcessGrid
 
 CLIENTS, ROUNDS = 4, 3
@@ -232,9 +234,10 @@ def test_clients_decide_as_the_server_would(policy: str, config: Config, task) -
         assert np.array_equal(models[0][name].numpy(), models[1][name].numpy())
 
 
-@pytest.mark.parametrize(
-    "name", ["wrap-around-schedule", "wrap-around-choice", "block-fading-schedule-feedback"]
-)
+ON_CLIENTS = ["wrap-around-schedule", "wrap-around-choice", "block-fading-schedule-feedback"]
+
+
+@pytest.mark.parametrize("name", ON_CLIENTS)
 def test_unequal_clients_decide_as_the_server_would(name: str, make_round) -> None:
     """Some have all to send, some a quarter, some nothing."""
     small = ("radio.slots=60", "learning.payload_bits=2e6")
@@ -251,6 +254,46 @@ def test_unequal_clients_decide_as_the_server_would(name: str, make_round) -> No
     assert torch.equal(found.bits, wanted.bits)
     assert torch.equal(found.finish_slot, wanted.finish_slot)
     assert 5 < int(wanted.delivered.sum()) < 10  # four have nothing to send
+
+
+@pytest.mark.parametrize("name", ON_CLIENTS)
+@pytest.mark.parametrize("quorum", [(10, 10), (7, 7), (10, 5)])
+def test_late_clients_decide_as_the_server_would(
+    name: str, quorum: tuple[int, int], make_round
+) -> None:
+    """Some are late, one for good, and rounds may end early."""
+    small = ("radio.slots=60", "learning.payload_bits=2e6")
+    scenario, round_ = make_round(25, 4, episodes=1, overrides=small)
+    scenario = replace(scenario, quorum=quorum)
+    round_ = round_._replace(ready_slot=torch.tensor([[0, 9, 0, 20, 3, 0, 60, 0, 0, 0]]))
+    start, keys = start_round(scenario, 1), torch.zeros(1, dtype=torch.int64)
+    policy = load_policy(name)
+
+    def ask(questions: list[Seen]) -> dict[int, Decisions]:
+        return {seen.client: decide(policy, scenario, seen) for seen in questions}
+
+    found, _ = play_with_clients(policy, scenario, round_, keys, start, ask)
+    wanted = play_round(policy, scenario, round_, keys)
+    for one, other in zip(found[:-1], wanted[:-1], strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["wrap-around-choice", "deadline-feedback"])
+def test_clients_hear_of_antennas_and_other_cells_what_they_need(name: str) -> None:
+    """The gain of all antennas is their own fading; of other cells they are told the mean."""
+    changes = ["radio.receive_antennas=3", "cell.interference_cells=6", "radio.slots=60"]
+    config = load_config("paper", [*changes, "radio.source=gamma", "run.seeds=1"])
+    uplink = Uplink(config, 1e6, torch.device("cpu"))
+    scenario, round_, keys = uplink.scenario, uplink.round(0), uplink.keys(name, 0)
+    start, policy = start_round(scenario, 1), load_policy(name)
+
+    def ask(questions: list[Seen]) -> dict[int, Decisions]:
+        return {seen.client: decide(policy, scenario, seen) for seen in questions}
+
+    found, _ = play_with_clients(policy, scenario, round_, keys, start, ask)
+    wanted = play_round(policy, scenario, round_, keys, start=start)
+    assert torch.equal(found.bits, wanted.bits)
+    assert 0 < int(wanted.delivered.sum()) < 10
 
 
 @pytest.mark.parametrize("finished", [False, True])
@@ -317,6 +360,27 @@ def test_agents_that_come_with_the_package_go_by_name() -> None:
     assert isinstance(policy_of_client("qmix-plus", paper, client=3), OneAgent)
     with pytest.raises(UserError, match="subbands is 4 there and 2 here"):
         choose_policy("qmix-plus", load_config("paper", ["radio.subbands=2"]))
+
+
+def test_late_clients_and_early_ends_are_those_of_a_comparison(
+    config: Config, tmp_path: Path
+) -> None:
+    policy = "block-fading-schedule"
+    changes = {"cost.speed_spread": 0.05, "run.deadline": "wait-for-k", "run.deadline_clients": 2}
+    config = changed(config, {**changes, "allocation.policies": [policy]})
+    task = FederatedTask(config)
+    strategy = WirelessStrategy(fedavg(), config, policy)
+    run(strategy, grid_of(task), task)
+    _final_state(config, tmp_path)
+    for row, report in zip(
+        read_rows(tmp_path / "run" / "metrics.csv"), strategy.history, strict=True
+    ):
+        assert row.delivered_clients == " ".join(map(str, report.delivered))
+        # A comparison counts the broadcast and the training of the fastest too.
+        bill = Bill(config, [config.run.seed], task.federation.values_sent)
+        first = bill.seconds(config.run.seed, torch.tensor(0.0))
+        assert row.seconds == pytest.approx(float(first) + report.seconds)
+    assert any(report.slots < config.radio.slots for report in strategy.history)
 
 
 def test_metrics_and_clock(config: Config, task: FederatedTask) -> None:

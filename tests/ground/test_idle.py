@@ -12,8 +12,9 @@ from fedfade.agents import Trainer
 from fedfade.config import Config, changed, idle, load_config
 from fedfade.config.idle import IDLE
 from fedfade.learning import Federation, learning_curve, load_data
-from fedfade.radio import Cell, Channel, sample_drops
+from fedfade.radio import Cell, Channel, OtherCells, sample_drops, sinr
 from fedfade.storage import write_npz
+from fedfade.uplink.cost import ready_slots, training_seconds
 
 SMALL = ["radio.slots=6", "learning.clients=3", "learning.data=digits", "run.rounds=4"]
 TRAINED = [
@@ -31,6 +32,8 @@ OTHER = {  # another value of each field, where half of it or its other name wil
     "learning.error_feedback": True, "learning.server_momentum": 0.5, "cell.ring_spread_db": 3.0,
     "radio.client_antenna_gain_dbi": 3.0, "cell.client_height_m": 3.0,
     "cell.min_distance_m": 200.0, "run.precision": "tf32", "qmix.mappo.gae_lambda": 0.5,
+    "cost.speed_spread": 0.5, "run.deadline_clients": 2,
+    "radio.receiver": "mrc",
 }  # fmt: skip
 
 
@@ -42,11 +45,17 @@ def other(config: Config, field: str) -> object:
 
 
 def gains(config: Config) -> torch.Tensor:
-    """What the uplink sees of radio and cell: [run, round, slot, client, band]."""
+    """What the uplink sees of radio and cell, and what everybody together on a sub-band is."""
     radio, cell, clients = config.radio, config.cell, config.learning.clients
     places = Cell(cell, radio, clients).trajectory([0, 1], rounds=3)
-    fading = Channel(radio, cell, clients).small_scale_gains([0, 1], [0, 2], [0], places)
-    return torch.cat([fading.flatten(), places.gain_db.flatten()])
+    drawn = Channel(radio, cell, clients).small_scale([0, 1], [0, 2], [0], places)
+    others = OtherCells(cell, radio, clients).levels_w([0, 1], [0, 1], [0, 2], [0])
+    seen = [drawn.gain, places.gain_db, others]
+    if radio.receive_antennas > 1:
+        alike = torch.ones(drawn.gain.shape[:-1])
+        gain, direction = drawn
+        seen.append(sinr(gain, alike.long(), alike, 1.0, direction, radio.receiver))
+    return torch.cat([part.flatten() for part in seen])
 
 
 def agents(config: Config) -> torch.Tensor:
@@ -62,6 +71,10 @@ def learned(config: Config) -> torch.Tensor:
     return torch.tensor([point.loss for point in points])
 
 
+def lateness(config: Config) -> torch.Tensor:
+    return torch.cat([training_seconds(config, [0, 1]), ready_slots(config, [0, 1])])
+
+
 PLACES = {  # what to play, and with which settings, for the fields of a section
     "radio": (gains, [["radio.source=rayleigh", "cell.mobility=ring"],
                       ["radio.source=gamma", "cell.mobility=ring"],
@@ -71,6 +84,7 @@ PLACES = {  # what to play, and with which settings, for the fields of a section
                      ["radio.source=rayleigh", "cell.mobility=ring"]]),
     "learning": (learned, [["learning.partition=iid"], ["learning.partition=shards"],
                            ["learning.server=adam"], ["learning.server=scaffold"]]),
+    "cost": (lateness, [["cost.speeds=speeds.txt"]]),
     "qmix": (agents, [["qmix.algorithm=mappo"], ["qmix.mixer=vdn"], ["qmix.mixer=qplex"],
                       ["qmix.optimiser=adam"], ["allocation.reward.convergence=0"],
                       ["run.episodes_per_round=1", "qmix.layouts=8"]]),
@@ -80,7 +94,11 @@ CASES = [(room, changes) for room, (_, all_changes) in PLACES.items() for change
 
 
 @pytest.mark.parametrize(("room", "changes"), CASES)
-def test_what_is_called_idle_changes_no_bit(room: str, changes: list[str], tmp_path) -> None:
+def test_what_is_called_idle_changes_no_bit(
+    room: str, changes: list[str], tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "speeds.txt").write_text("100 120 150")
     if "radio.source=traces" in changes:
         paper = load_config("paper", SMALL)
         write_npz(tmp_path / "t.npz", sample_drops(paper.radio, paper.cell, 9, seed=0))
@@ -95,8 +113,9 @@ def test_what_is_called_idle_changes_no_bit(room: str, changes: list[str], tmp_p
 
 @pytest.mark.parametrize("field", [f for f in FIELDS if f.startswith(("radio", "cell"))])
 def test_what_is_not_called_idle_does_something(field: str) -> None:
-    where = ["cell.mobility=ring"] if "ring" in field else []
-    base = load_config("paper", [*SMALL, *where])
+    where = {"cell.ring": "cell.mobility=ring", "cell.interference": "cell.interference_cells=2"}
+    where["radio.receiver"] = "radio.receive_antennas=2"
+    base = load_config("paper", [*SMALL, *(where[k] for k in where if field.startswith(k))])
     assert not any(idle(base, [field]))
     assert not torch.equal(gains(changed(base, {field: other(base, field)})), gains(base))
 

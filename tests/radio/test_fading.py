@@ -121,6 +121,7 @@ def some_places(count: int, azimuth_spread_deg: float = 10.0) -> tuple[torch.Ten
         shadowing=0 * one,
         delay_spread_s=1e-7 * one,
         azimuth_spread_deg=azimuth_spread_deg * one,
+        departure_spread_deg=10.0 * one,
         zenith_spread_deg=5 * one,
         gain_db=-100 * one,
     )

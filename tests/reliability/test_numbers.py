@@ -14,9 +14,9 @@ from fedfade.config import load_config
 from fedfade.seams import PARTS
 from fedfade.uplink import (
     Progress,
-    Round,
     global_state,
     observe,
+    plain_round,
     round_reward,
     scenario_from_config,
 )
@@ -69,7 +69,7 @@ def test_no_round_makes_a_nan(
     fade = (
         torch.tensor(fading[: clients * bands]).reshape(1, 1, clients, bands).expand(2, 5, -1, -1)
     )
-    round_ = Round(
+    round_ = plain_round(
         alpha=alpha.expand(2, -1),
         fading=fade.contiguous(),
         inner=(inner * torch.eye(clients)).expand(2, -1, -1),

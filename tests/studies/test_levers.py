@@ -10,7 +10,7 @@ from fedfade.config import Config
 from fedfade.errors import UserError
 from fedfade.experiments import read_rows
 from fedfade.studies.frames import matching, read_frame
-from fedfade.studies.levers import load_picture, page, plan, runs
+from fedfade.studies.levers import load_picture, plan, runs
 
 QUICK = ["--scale", "small", "--only", "paper", "--rounds", "2", "--seeds", "2"]
 QUICK += ["--set", "radio.slots=20", "--set", "learning.payload_bits=800000", "--device", "cpu"]
@@ -26,9 +26,8 @@ def test_the_list_is_sound(scale: str) -> None:
     assert len({run.folder for run in planned}) == len(planned)
     for part in levers.parts:
         assert len(set(part.lines)) == len(part.lines)
-        assert {line.allocation for line in part.lines} <= {*levers.allocations} == {*page._SHADES}
-        assert {line.codec for line in part.lines} <= {*page._MARKS}
-        assert {line.server for line in part.lines} <= {*page._STROKES}
+        assert {line.allocation for line in part.lines} <= {*levers.allocations}
+        assert {word for line in part.lines for word in line[1:]} <= {*levers.fields}
     names = {part.name: {line.name for line in part.lines} for part in levers.parts}
     assert len(levers.claims) == 4
     assert all({claim.one, claim.other} <= names[claim.part] for claim in levers.claims)

@@ -23,7 +23,7 @@ from fedfade.uplink import (
     parallel_env,
     part_columns,
     play_slot,
-    slot_gain,
+    slot_air,
     start_round,
 )
 from fedfade.uplink.slot import by_logical_band
@@ -72,9 +72,9 @@ def test_hopping_is_a_round_by_another_name(make_round: Callable) -> None:
         for band in range(4):
             there = round_.fading[:, slot, :, (band + slot) % 4]
             assert torch.equal(told.fading[:, slot, :, band], there)
-        gain = slot_gain(round_, slot)
-        hopping, _ = play_slot(scenario, hopping, gain, hop(scenario, action, slot))
-        named, _ = play_slot(scenario, named, slot_gain(told, slot), action)
+        air = slot_air(scenario, round_, slot)
+        hopping, _ = play_slot(scenario, hopping, air, hop(scenario, action, slot))
+        named, _ = play_slot(scenario, named, slot_air(scenario, told, slot), action)
         assert torch.equal(hopping.remaining_bits, named.remaining_bits)
 
 

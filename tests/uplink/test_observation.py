@@ -25,7 +25,7 @@ from fedfade.uplink import (
     play_slot,
     ranked_clients,
     scenario_from_config,
-    slot_gain,
+    slot_air,
     start_round,
     state_width,
     static_observation,
@@ -65,6 +65,7 @@ def test_widths() -> None:
         "slack": 2,
         "finished_order": 10,
         "order_fading": 40,
+        "ready": 11,
     }
     s = scenario_seeing(*ALL)
     columns = part_columns(s)
@@ -169,7 +170,7 @@ def test_the_planned_subband_is_what_the_wrap_around_choice_does(
     for slot in range(s.slots):
         choice = (observe(s, round_, progress, slot) @ matrix + vector).argmax(-1)
         action = decode_action(s, choice)
-        progress, _ = play_slot(s, progress, slot_gain(round_, slot), action)
+        progress, _ = play_slot(s, progress, slot_air(s, round_, slot), action)
         assert torch.equal(progress.remaining_bits, played.history.remaining_bits[slot])
 
 

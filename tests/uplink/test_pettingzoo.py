@@ -115,9 +115,20 @@ def test_it_does_not_touch_the_global_generators() -> None:
     assert np.array_equal(numpy_before, np.random.get_state()[1])  # noqa: NPY002
 
 
-def test_it_is_the_batched_core() -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {
+            "cost": {"speed_spread": 0.02},  # of a second: some are up to 20 slots late
+            "run": {"deadline": "wait-for-k", "deadline_clients": 1},
+            "allocation.observe": ["remaining", "ready", "schedule"],
+        },
+    ],
+)
+def test_it_is_the_batched_core(changes: dict[str, object]) -> None:
     """A round played through the environment is the round `play_round` plays."""
-    env = parallel_env("small-cell")
+    env = parallel_env("small-cell", **changes)
     observations, _ = env.reset(seed=3)
     rounds = Rounds(env.config, gradient_source(env.config), 1, env._episodes.rounds.seeds)
 

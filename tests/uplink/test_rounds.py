@@ -6,8 +6,14 @@ import torch
 from fedfade.config import Config, load_config
 from fedfade.experiments.uploads import Uplink
 from fedfade.radio import Cell, noise_w
-from fedfade.uplink import ManyRounds, Rounds, gradient_source, layout_seeds
-from fedfade.uplink.parts import mean_snr
+from fedfade.uplink import (
+    ManyRounds,
+    Rounds,
+    gradient_source,
+    layout_seeds,
+    mean_snr,
+    noise_rise_db,
+)
 from fedfade.uplink.rounds import cycle_seed
 
 ROUNDS = 2  # of a cycle
@@ -101,11 +107,14 @@ def test_gains_are_spread_with_the_layout(restart: str) -> None:
     assert float(first.std()) == pytest.approx(3.46, abs=0.5)
 
 
-def test_layouts_are_tasks_side_by_side() -> None:
+@pytest.mark.parametrize(
+    "air", [[], ["radio.receive_antennas=2", "cell.interference_cells=3", "radio.source=gamma"]]
+)
+def test_layouts_are_tasks_side_by_side(air: list[str]) -> None:
     """Episodes are dealt in blocks to tasks with seeds of their own, the first with the run's;
     other runs have others."""
-    config = small("qmix.layouts=4", "run.seed=3")
-    other = small("qmix.layouts=4", "run.seed=8")
+    config = small("qmix.layouts=4", "run.seed=3", *air)
+    other = small("qmix.layouts=4", "run.seed=8", *air)
     seeds = [layout_seeds(seed, 4) for seed in (3, 8)]
     assert [own[0] for own in seeds] == [3, 8]
     assert len({*seeds[0], *seeds[1]}) == 8
@@ -120,20 +129,22 @@ def test_layouts_are_tasks_side_by_side() -> None:
         assert int(found.number[0]) == batch // 4 % ROUNDS
 
 
-def test_a_run_has_the_snr_of_its_own_link() -> None:
+@pytest.mark.parametrize("cells", [0, 6])
+def test_a_run_has_the_snr_of_its_own_link(cells: int) -> None:
     """Gains are told in units of the first run's noise; what is sent at is the ratio."""
     links = [
         [],
         ["radio.noise_figure_db=2", "radio.antenna_gain_dbi=8"],
         ["radio.noise_density_dbm_hz=-160", "radio.client_antenna_gain_dbi=3", "run.seed=4"],
     ]
-    configs = [small(*changes) for changes in links]
+    configs = [small(*changes, f"cell.interference_cells={cells}") for changes in links]
     many = ManyRounds(configs)
     for batch in range(3):
         snr = mean_snr(many.scenario, many.round(batch)).split(20)
         for config, found in zip(configs, snr, strict=True):
             rounds = Rounds(config, gradient_source(config), 20, [config.run.seed])
-            wanted = (
-                rounds.round(batch).alpha * rounds.scenario.full_power_w / noise_w(config.radio)
-            )
+            alone = rounds.round(batch)
+            rise = 10 ** (noise_rise_db(rounds.scenario, alone)[:, None] / 10)
+            assert bool((rise > 1).all()) == (cells > 0)
+            wanted = alone.alpha * rounds.scenario.full_power_w / (noise_w(config.radio) * rise)
             torch.testing.assert_close(found, wanted)

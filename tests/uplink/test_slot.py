@@ -12,19 +12,22 @@ from fedfade.allocation import play_round
 from fedfade.config import load_config
 from fedfade.uplink import (
     Action,
+    Air,
     Progress,
     RewardWeights,
     Round,
     Scenario,
+    SlotAir,
     arrived,
     decode_action,
     global_state,
     normalised_inner,
     observe,
+    plain_round,
     play_slot,
     round_reward,
     scenario_from_config,
-    slot_gain,
+    slot_air,
     slot_reward,
     start_round,
 )
@@ -42,7 +45,7 @@ def random_round(s: Scenario, episodes: int, seed: int) -> Round:
     g = torch.Generator().manual_seed(seed)
     snr_db = 20 + 5 * torch.randn(episodes, s.clients, generator=g)
     vectors = torch.randn(episodes, s.clients, 7, generator=g)
-    return Round(
+    return plain_round(
         alpha=10 ** (snr_db / 10) * s.noise_w / s.full_power_w,
         fading=-torch.rand(episodes, s.slots, s.clients, s.bands, generator=g).log(),
         inner=vectors @ vectors.mT,
@@ -81,7 +84,7 @@ def test_a_round_played_by_an_independent_implementation() -> None:
     for slot in range(s.slots):
         choice = torch.randint(s.actions, (episodes, s.clients), generator=g)
         action = decode_action(s, choice)
-        progress, _ = play_slot(s, progress, slot_gain(round_, slot), action)
+        progress, _ = play_slot(s, progress, slot_air(s, round_, slot), action)
         for e in range(episodes):
             gain = (round_.alpha[e, :, None] * round_.fading[e, slot]).tolist()
             plain[e] = plain_slot(
@@ -94,11 +97,18 @@ def test_a_round_played_by_an_independent_implementation() -> None:
     assert 0 < int(progress.finished.sum()) < progress.finished.numel()
 
 
+def even_air(s: Scenario) -> SlotAir:
+    """Everybody is heard at 20 dB on every sub-band."""
+    gain = torch.full((1, s.clients, s.bands), 100 * s.noise_w / s.full_power_w)
+    now = Air(gain, s.noise_w, gain.new_empty(*gain.shape, 0, 2))
+    return SlotAir(now, now, gain.new_empty(1, 0), gain.new_empty(1, 0))
+
+
 def test_the_finished_neither_send_nor_disturb() -> None:
     s = scenario(clients=2)
-    gain = torch.full((1, 2, 3), 100 * s.noise_w / s.full_power_w)
+    air = even_air(s)
     both = Action(torch.zeros(1, 2, dtype=torch.int64), torch.full((1, 2), s.full_level))
-    _, result = play_slot(s, Progress(torch.tensor([[0.0, 4e5]])), gain, both)
+    _, result = play_slot(s, Progress(torch.tensor([[0.0, 4e5]])), air, both)
     assert float(result.rate_bps[0, 0]) == 0.0
     alone = s.bandwidth_hz * math.log2(101)
     assert math.isclose(float(result.rate_bps[0, 1]), alone, rel_tol=1e-5)
@@ -119,7 +129,7 @@ def test_slot_rewards_add_up_to_the_round(
         bits = torch.rand(4, clients, generator=g) * 0.12 * s.payload_bits
         after = Progress((progress.remaining_bits - bits).clamp(min=0))
         action = decode_action(s, torch.zeros(4, clients, dtype=torch.int64))
-        _, result = play_slot(s, progress, slot_gain(round_, 0), action)
+        _, result = play_slot(s, progress, slot_air(s, round_, 0), action)
         total += slot_reward(s, normalised, progress, after, result)
         sent += result.rate_bps.sum(-1) * s.slot_s / (s.bands * s.payload_bits)
         progress = after
@@ -137,7 +147,7 @@ def test_slot_rewards_add_up_where_a_part_counts() -> None:
     assert torch.equal(progress.remaining_bits[0], 4e5 * own)
     action = Action(torch.zeros(4, 3).long(), torch.full((4, 3), s.full_level))
     for slot in range(s.slots):
-        after, result = play_slot(s, progress, slot_gain(round_, slot), action)
+        after, result = play_slot(s, progress, slot_air(s, round_, slot), action)
         total += slot_reward(s, normalised_inner(round_.inner), progress, after, result)
         rates += result.rate_bps.sum(-1) * s.slot_s / (s.bands * 4e5 * own.mean())
         progress = after
@@ -180,7 +190,7 @@ def test_slot_rewards_spelled_out_as_in_the_paper() -> None:
     before = Progress(torch.tensor([[0.0, 1.0, 1.0, 0.0, 1.0, 1.0]]))
     after = Progress(torch.tensor([[0.0, 0.0, 1.0, 0.0, 0.0, 1.0]]))
     silent = Action(torch.zeros(1, 6, dtype=torch.int64), torch.full((1, 6), s.silent_level))
-    _, result = play_slot(s, before, slot_gain(round_, 0), silent)
+    _, result = play_slot(s, before, slot_air(s, round_, 0), silent)
     now, earlier, inner = [1, 4], [0, 3], normalised[0].tolist()
     bracket = 0.0
     for n in now:
@@ -201,7 +211,7 @@ def test_the_finished_are_paid_for_in_every_slot() -> None:
     progress, extra, waited = start_round(s, 6), torch.zeros(6), [0] * 6
     for slot in range(s.slots):
         choice = torch.randint(s.actions, (6, 4), generator=g)
-        after, result = play_slot(s, progress, slot_gain(round_, slot), decode_action(s, choice))
+        after, result = play_slot(s, progress, slot_air(s, round_, slot), decode_action(s, choice))
         given = (normalised, progress, after, result)
         extra += slot_reward(s, *given) - slot_reward(plain, *given)
         for episode, left in enumerate(after.remaining_bits.tolist()):
@@ -218,7 +228,7 @@ def test_every_episode_may_have_weights_of_its_own() -> None:
     round_ = random_round(s, 2, seed=1)
     before, after = Progress(torch.tensor([[9e4, 0.0, 9e4, 4e5]] * 2)), Progress(torch.zeros(2, 4))
     action = decode_action(s, torch.full((2, 4), s.full_level))
-    _, result = play_slot(s, before, slot_gain(round_, 0), action)
+    _, result = play_slot(s, before, slot_air(s, round_, 0), action)
     given = (normalised_inner(round_.inner), before, after, result)
     found = slot_reward(replace(s, reward=each), *given)
     alone = [slot_reward(replace(s, reward=own), *given)[n] for n, own in enumerate(weights)]
@@ -235,8 +245,8 @@ def test_a_subband_or_silence() -> None:
     hopping = decode_action(replace(s, hop_subbands=True), torch.tensor([[0, 1, 2, 3]]), 2)
     assert hopping.band[0, :3].tolist() == [2, 0, 1]
     assert torch.equal(hopping.level, action.level)
-    gain = torch.full((1, 4, 3), 100 * s.noise_w / s.full_power_w)
-    _, result = play_slot(s, start_round(s, 1), gain, action)
+    air = even_air(s)
+    _, result = play_slot(s, start_round(s, 1), air, action)
     alone = s.bandwidth_hz * math.log2(101)
     torch.testing.assert_close(result.rate_bps, torch.tensor([[alone, alone, alone, 0.0]]))
 
@@ -345,7 +355,7 @@ def test_a_rate_is_worth_no_more_than_a_payload() -> None:
     s = replace(s, reward=s.reward._replace(convergence=0.0, rate=1.0))
     round_, before = random_round(s, 2, seed=3), start_round(s, 2)
     action = Action(*torch.zeros(2, 2, s.clients).long())
-    after, result = play_slot(s, before, slot_gain(round_, 0), action)
+    after, result = play_slot(s, before, slot_air(s, round_, 0), action)
     assert after.finished.all()
     reward = slot_reward(s, normalised_inner(round_.inner), before, after, result)
     assert torch.allclose(reward, torch.tensor(s.clients / s.bands))

@@ -152,9 +152,9 @@ def train_reference(
         for slot in range(scenario.slots):
             # Act and send; the uplink silences clients that have finished.
             choice = learner.act(seen, epsilon, fold(exploration, slot))
-            gain = uplink.slot_gain(round_, slot)
+            air = uplink.slot_air(scenario, round_, slot)
             action = uplink.decode_action(scenario, choice, slot)
-            after, result = uplink.play_slot(scenario, progress, gain, action)
+            after, result = uplink.play_slot(scenario, progress, air, action)
             reward = uplink.slot_reward(scenario, inner, progress, after, result)  # [episode]
             returns += reward
             # Store. The last slot has no successor, so what stands in for it has no weight.

@@ -28,13 +28,13 @@ class Rollout:
         # Of a run; the uplink plays those of all runs in one batch.
         self.episodes = episodes = rounds.episodes
         self.runs = len(configs)
-        slots, clients, device = scenario.slots, scenario.clients, scenario.device
+        clients, device = scenario.clients, scenario.device
         decisions = scenario.decisions
         played, agents = self.runs * episodes, self.runs * clients
         self._width = width = uplink.observation_width(scenario)
         self._static = torch.zeros(decisions, clients, played, width, device=device)
         self._state = torch.zeros(decisions, played, uplink.state_width(scenario), device=device)
-        self._gain = torch.zeros(slots, played, clients, scenario.bands, device=device)
+        self._round: uplink.Round | None = None  # the one being played, from the first on in place
         self._inner = torch.zeros(played, clients, clients, device=device)
         self._explores = torch.zeros(decisions, agents, episodes, dtype=torch.bool, device=device)
         self._random = torch.zeros(decisions, agents, episodes, dtype=torch.int64, device=device)
@@ -58,8 +58,7 @@ class Rollout:
         self._gamma = torch.tensor(gamma, device=device).repeat_interleave(episodes)
         self.slot = torch.zeros(1, dtype=torch.int64, device=device)
         self.decision = torch.zeros_like(self.slot)
-        counted_in = self.scenario.counted_in
-        self.remaining_bits = torch.zeros(played, clients, dtype=counted_in, device=device)
+        self.remaining_bits, self._link_state = uplink.start_round(scenario, played)
         self.returns = torch.zeros(self.runs, episodes, device=device)  # sum of slot rewards
         self._batch = torch.zeros((), dtype=torch.int64, device=device)
         self._epsilon = torch.zeros((), device=device)
@@ -73,8 +72,12 @@ class Rollout:
     @property
     def arrived(self) -> Tensor:
         """Of whose upload what counts: [run, episode, client]."""
-        found = uplink.arrived(self.scenario, uplink.Progress(self.remaining_bits))
+        found = uplink.arrived(self.scenario, self._progress)
         return found.view(self.runs, self.episodes, -1)
+
+    @property
+    def _progress(self) -> uplink.Progress:
+        return uplink.Progress(self.remaining_bits, self._link_state)
 
     def begin(
         self,
@@ -92,20 +95,30 @@ class Rollout:
         """
         self._batch.fill_(batch)
         self._epsilon.fill_(epsilon)
+        self._keep(round_)
         self._lay_out(round_)
         if not self._draws:
             self._explore()
         self.slot.zero_()
         self.decision.zero_()
+        start = uplink.start_round(self.scenario, len(self.remaining_bits))
         self.remaining_bits.zero_().add_(payload * self.scenario.payload_bits)
+        self._link_state.copy_(start.link_state)
         self.returns.zero_()
         self._taught = self._teacher is not None and lessons > 0
         if self._teacher is not None and self._taught:
-            self._teacher.begin(round_, uplink.Progress(self.remaining_bits))
+            self._teacher.begin(round_, self._progress)
             self._follows.copy_(self._places < lessons * self.episodes)
         else:
             self._follows.zero_()
         self._look(memory)
+
+    def _keep(self, round_: uplink.Round) -> None:
+        """Slots are played from where the first round lies: a recording knows addresses only."""
+        if self._round is None:
+            self._round = uplink.Round(*(part.clone() for part in round_))
+        for place, part in zip(self._round, round_, strict=True):
+            place.copy_(part)
 
     @fused
     def _lay_out(self, round_: uplink.Round) -> None:
@@ -115,8 +128,6 @@ class Rollout:
             static = uplink.static_observation(scenario, seen, decided)
             self._static[:, :, own] = static.observation
             self._state[:, own] = static.state
-        gain = round_.alpha[:, None, :, None] * round_.fading  # H = alpha h (paper: eq. 9)
-        self._gain.copy_(gain.transpose(0, 1))
         self._inner.copy_(uplink.normalised_inner(round_.inner))
 
     def _draw_exploration(self) -> None:
@@ -131,7 +142,7 @@ class Rollout:
     def ask_teacher(self, decision: int) -> None:
         """Before a decision: what would the teacher do, while there are lessons?"""
         if self._teacher is not None and self._taught:
-            choice = self._teacher.decide(decision, uplink.Progress(self.remaining_bits))
+            choice = self._teacher.decide(decision, self._progress)
             by_agent = choice.view(self.runs, self.episodes, -1).mT.flatten(0, 1)
             self._lesson.copy_(by_agent)
 
@@ -159,11 +170,12 @@ class Rollout:
 
     @fused
     def _play_slot(self) -> None:
-        before, scenario = uplink.Progress(self.remaining_bits), self.scenario
+        before, scenario = self._progress, self.scenario
+        assert self._round is not None
         by_episode = self._choice.view(self.runs, -1, self.episodes).mT.flatten(0, 1)
         action = uplink.decode_action(scenario, by_episode, self.slot)  # [played, client]
-        gain = self._gain.index_select(0, self.slot.clamp(max=scenario.slots - 1))[0]
-        after, result = uplink.play_slot(scenario, before, gain, action)
+        air = uplink.slot_air(scenario, self._round, self.slot.clamp(max=scenario.slots - 1))
+        after, result = uplink.play_slot(scenario, before, air, action)
         reward = uplink.slot_reward(scenario, self._inner, before, after, result)
         left = after.remaining_bits
         if scenario.slots % scenario.hold_slots:  # the last decision is held to the deadline
@@ -171,11 +183,12 @@ class Rollout:
             reward, left = reward * goes_on, torch.where(goes_on, left, before.remaining_bits)
         self._earned.add_(reward)
         self.remaining_bits.copy_(left)
+        self._link_state.copy_(after.link_state)
         self.slot.add_(1)
 
     @fused
     def _store(self, memory: Memory) -> None:
-        before, after = uplink.Progress(self._before), uplink.Progress(self.remaining_bits)
+        before, after = uplink.Progress(self._before), self._progress
         self.returns.add_(self._earned.view(self.runs, self.episodes))
         reward = self._earned + self._advance(before, after)
         memory.act(self._choice, reward.view(self.runs, self.episodes), self._lesson)
@@ -197,7 +210,7 @@ class Rollout:
     def _look(self, memory: Memory) -> None:
         """Observe what the next decision is taken on. After the last there is none: what is
         written then is never bootstrapped from, and overwritten when the next round begins."""
-        progress = uplink.Progress(self.remaining_bits)
+        progress = self._progress
         seen = uplink.fill_observation(self.scenario, self._now(self._static), progress)
         seen = seen.view(len(seen), self.runs, self.episodes, -1).transpose(0, 1)
         self._seen[..., : self._width] = seen.flatten(0, 1)
@@ -213,4 +226,4 @@ class Rollout:
     def tensors(self) -> list[Tensor]:
         """What a step changes."""
         counts = [self.slot, self.decision, self._choice, self._earned, self._before]
-        return [*counts, self.remaining_bits, self.returns, self._seen]
+        return [*counts, *self._progress, self.returns, self._seen]

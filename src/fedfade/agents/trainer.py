@@ -61,8 +61,11 @@ def programs(configs: Sequence[Config]) -> list[list[int]]:
     found: list[list[int]] = []
     for place, config in enumerate(configs):
         for program in found:
-            apart = differences(configs[program[0]], config, OWN)
-            if all(field.startswith(("cell.", "allocation.reward.")) for field in apart):
+            lead = configs[program[0]]
+            apart = differences(lead, config, OWN)
+            lonely = [one.cell.interference_cells == 0 for one in (lead, config)]
+            alike = lonely[0] == lonely[1]  # what neighbours send is one more input, or none
+            if alike and all(field.startswith(("cell.", "allocation.reward.")) for field in apart):
                 program.append(place)
                 break
         else:

@@ -14,10 +14,19 @@ is who shares which sub-band: a best partition of clients, found in three steps.
    max-plus subset convolution over sub-bands, 3^N steps each. Exact.
 3. Otherwise: local search from the assignment, moving one client at a time while the sum
    grows. A lower bound; the gap to the certificate's upper bound is measured in the docs.
+
+With several antennas sharing pays at any SNR, so there is no step 1, and full power or silence is
+no longer known to be enough. Steps 2 and 3 are the same with other values of subsets: exact among
+choices of full power or silence up to 12 clients, a local optimum of these beyond.
+
+All this is for Shannon's rates. Under another link and one antenna, clients are matched to
+sub-bands for the greatest sum of what the link is expected to carry: exact among choices in which
+nobody shares. With several antennas Shannon's rates stand for the link's.
 """
 
 import math
 from functools import cache, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +37,7 @@ from fedfade.allocation.assignment import assign
 from fedfade.allocation.policy import BuiltInPolicy, View, full_power
 from fedfade.device import spare_bytes
 from fedfade.errors import not_allowed
-from fedfade.radio import sinr
+from fedfade.radio import coupling, sinr
 from fedfade.uplink import Action
 
 EXACT_CLIENTS = 12
@@ -36,6 +45,16 @@ _CPU_SLOTS = 64  # solved at a time in step 2 on the CPU: their tables stay in i
 _GPU_SHARE = 0.05  # of a GPU's free memory, for the tables of step 2
 _LOOPED_ON_GPU = 3
 _MOVES = 1 << 25  # values worked on at a time in step 3
+
+
+class Antennas(NamedTuple):
+    """How several antennas hear the clients."""
+
+    direction: Tensor  # [slot, client, band, antenna, 2] unit vectors in real and imaginary parts
+    receiver: str  # mrc or mmse
+
+    def of(self, slots: Tensor) -> "Antennas":
+        return Antennas(self.direction[slots], self.receiver)
 
 
 def max_sum_rate(received_power: Tensor | ArrayLike, noise: float) -> Tensor:
@@ -82,9 +101,11 @@ def _as_tensor(given: Tensor | ArrayLike) -> Tensor:
     return power
 
 
-def _best_bands(snr: Tensor) -> Tensor:
+def _best_bands(snr: Tensor, antennas: Antennas | None = None) -> Tensor:
     """`max_sum_rate` of received power over noise: [..., client, band] -> [..., client]."""
     *batch, clients, bands = snr.shape
+    if antennas is not None:
+        return _searched(snr, antennas)
     snr = snr.reshape(-1, clients, bands)
     imaginary = torch.eye(bands, dtype=snr.dtype, device=snr.device).log() + 1.0  # 1 or -inf
     imaginary = imaginary.clamp(min=-1e9).expand(len(snr), bands, bands)
@@ -98,7 +119,7 @@ def _best_bands(snr: Tensor) -> Tensor:
     return torch.where(used, band, -1).reshape(*batch, clients)
 
 
-def _searched(snr: Tensor) -> Tensor:
+def _searched(snr: Tensor, antennas: Antennas | None = None) -> Tensor:
     """Steps 2 and 3: [slot, client, band] -> [slot, client].
 
     Clients that are done drop out first, which changes no answer: their subsets and moves would be
@@ -115,21 +136,26 @@ def _searched(snr: Tensor) -> Tensor:
     while first < len(sizes) and (most := sizes[first]):
         if exact:
             solve, alike = _subset_convolution, sizes[first:].count(most)
-            size = min(alike, _slots_at_a_time(most, bands, snr.device))
+            size = min(alike, _slots_at_a_time(most, bands, snr.device, antennas is not None))
         else:
-            solve, size = _local_search, max(1, _MOVES // (most**2 * clients * (bands + 1)))
+            each = 1 if antennas is None else 16 * antennas.direction.shape[-2] ** 2
+            size = max(1, _MOVES // (most**2 * clients * (bands + 1) * each))
+            solve = _local_search
         slots = order[first : first + size]
         # Their numbers, and those of some who are done, where fewer than `most` are left.
         who = left[slots].byte().argsort(descending=True, stable=True)[:, :most].sort(-1).values
-        answer[slots] = solve(snr[slots], who)
+        answer[slots] = solve(snr[slots], who, antennas and antennas.of(slots))
         first += size
     return answer
 
 
-def sum_rate_nats(snr: Tensor, band: Tensor) -> Tensor:
+def sum_rate_nats(snr: Tensor, band: Tensor, antennas: Antennas | None = None) -> Tensor:
     """Sum over clients of ln(1 + SINR) for a given choice (-1: silent): [...]."""
-    gain = snr.expand(*band.shape, snr.shape[-1])
-    return torch.log1p(sinr(gain, band.clamp(min=0), (band >= 0).to(snr.dtype), 1.0)).sum(-1)
+    gain, power = snr.expand(*band.shape, snr.shape[-1]), (band >= 0).to(snr.dtype)
+    how = ()
+    if antennas is not None:
+        how = (antennas.direction.expand(*gain.shape, -1, -1), antennas.receiver)
+    return torch.log1p(sinr(gain, band.clamp(min=0), power, 1.0, *how)).sum(-1)
 
 
 # --- step 2: subset convolution --------------------------------------------------------------
@@ -173,12 +199,55 @@ def _subset_values(snr: Tensor) -> Tensor:
     total = snr.new_zeros(1 << clients, *snr.shape[1:])
     for client in range(clients):
         _halves(total, client)[1].add_(snr[client])
-    total = torch.log1p(total)
+    return _sum_of_differences(torch.log1p(total), clients)
+
+
+def _sum_of_differences(total: Tensor, clients: int) -> Tensor:
+    """Over the clients of every subset, what each adds to it: tables [subset, ...]."""
     value = torch.zeros_like(total)
     for client in range(clients):
         less, more = _halves(total, client)
         _halves(value, client)[1].add_(more).sub_(less)
     return value
+
+
+def _array_values(snr: Tensor, antennas: Antennas) -> Tensor:
+    """`_subset_values` of several antennas: [batch, client, band] -> [subset, band, batch].
+
+    Under MMSE, 1 + SINR = det(I + A of the subset) / det(I + A without the client), where A holds
+    the inner products of what arrives: differences of a table once more.
+    """
+    clients = snr.shape[1]
+    snr, unit = snr.transpose(1, 2), antennas.direction.transpose(1, 2)  # [batch, band, client]
+    if antennas.receiver == "mmse":
+        arrives = torch.view_as_complex((unit * snr.sqrt()[..., None, None]).double())
+        total = _log_determinants(arrives.conj() @ arrives.mT)  # [subset, batch, band]
+        return _sum_of_differences(total, clients).mT.to(snr.dtype).contiguous()
+    heard = coupling(unit.flatten(-2)) * snr[..., None, :]  # [batch, band, client, other]
+    heard = heard.masked_fill(torch.eye(clients, dtype=torch.bool, device=snr.device), 0.0)
+    others = snr.new_zeros(1 << clients, *snr.shape)
+    for client in range(clients):
+        _halves(others, client)[1].add_(heard[..., client])
+    subset, client = (torch.arange(n, device=snr.device) for n in (1 << clients, clients))
+    member = (subset[:, None] >> client & 1)[:, None, None]  # [subset, 1, 1, client]
+    return (torch.log1p(snr / (1.0 + others)) * member).sum(-1).mT.contiguous()
+
+
+def _log_determinants(gram: Tensor) -> Tensor:
+    """ln det(I + A) of every subset's rows and columns of A [..., client, client]: [subset, ...].
+
+    Client after client is left out, or eliminated: what remains of the others' matrix then is
+    its Schur complement, and the pivot is a factor of the determinant.
+    """
+    rest = gram[None] + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    total = rest.real.new_zeros(rest.shape[:-2])
+    for _ in range(gram.shape[-1]):
+        pivot, column = rest[..., 0, 0].real, rest[..., 1:, 0]
+        without = rest[..., 1:, 1:]
+        heard = column.unsqueeze(-1) * (column.conj() / pivot.unsqueeze(-1)).unsqueeze(-2)
+        total = torch.cat([total, total + pivot.log()])
+        rest = torch.cat([without, without - heard])
+    return total
 
 
 def _looped(clients: int, device: torch.device) -> int:
@@ -220,22 +289,27 @@ def _best_within(score: Tensor, allowed: Tensor) -> Tensor:
 
 
 @cache
-def _slots_at_a_time(clients: int, bands: int, device: torch.device) -> int:
+def _slots_at_a_time(clients: int, bands: int, device: torch.device, array: bool) -> int:
     if device.type == "cpu":
         return _CPU_SLOTS
     low = _looped(clients, device)
-    floats: int = 4 * 3 ** (clients - low) * 2**low + (3 * bands + 6) * 2**clients
+    tables = 3 * bands + 6 + array * bands * max(20, 3 * clients)
+    floats: int = 4 * 3 ** (clients - low) * 2**low + tables * 2**clients
     return max(_CPU_SLOTS, spare_bytes(device, _GPU_SHARE, 0) // (4 * floats))
 
 
-def _subset_convolution(snr: Tensor, who: Tensor) -> Tensor:
+def _subset_convolution(snr: Tensor, who: Tensor, antennas: Antennas | None = None) -> Tensor:
     """Exact sub-bands of clients `who` [batch, left] by dynamic programming over sub-bands; others
     are silent: [batch, client]."""
     whole = snr.shape[:2]
     snr = snr.gather(1, who[..., None].expand(-1, -1, snr.shape[-1]))
     batch, clients, bands = snr.shape
     # All sub-bands at once; tables are [subset, band, batch].
-    value = _subset_values(snr.permute(1, 2, 0).contiguous())
+    if antennas is None:
+        value = _subset_values(snr.permute(1, 2, 0).contiguous())
+    else:
+        episode = torch.arange(batch, device=snr.device)[:, None]
+        value = _array_values(snr, Antennas(antennas.direction[episode, who], antennas.receiver))
     reach = value.clone()  # the most any part of each subset carries, the rest being silent
     for client in range(clients):
         less, more = _halves(reach, client)
@@ -263,17 +337,21 @@ def _subset_convolution(snr: Tensor, who: Tensor) -> Tensor:
 # --- step 3: local search ---------------------------------------------------------------------
 
 
-def _local_search(snr: Tensor, who: Tensor) -> Tensor:
+def _local_search(snr: Tensor, who: Tensor, antennas: Antennas | None = None) -> Tensor:
     """Best-improvement moves of one client among `who` [batch, left] at a time, from the plain
     assignment: [batch, client]."""
     bands = snr.shape[-1]
     band, _ = assign(torch.log1p(snr))
-    value = sum_rate_nats(snr, band)
+    value = sum_rate_nats(snr, band, antennas)
     mover = who[:, :, None, None].expand(-1, -1, bands + 1, 1)
     choice = torch.arange(-1, bands, device=snr.device)[:, None].expand(mover.shape)
     while True:
         moves = band[:, None, None].expand(*mover.shape[:3], -1).scatter(-1, mover, choice)
-        rate = _sum_rate_of(who, snr, moves)  # [batch, client moved, new band]
+        if antennas is None:
+            rate = _sum_rate_of(who, snr, moves)  # [batch, client moved, new band]
+        else:
+            alike = Antennas(antennas.direction[:, None, None], antennas.receiver)
+            rate = sum_rate_nats(snr[:, None, None], moves, alike)
         top, index = rate.flatten(1).max(-1)
         better = top > value * (1 + 1e-6) + 1e-9
         if not better.any():
@@ -300,11 +378,21 @@ def _sum_rate_of(who: Tensor, snr: Tensor, moves: Tensor) -> Tensor:
 
 
 class MaxSumRate(BuiltInPolicy):
-    """The greatest sum rate in every slot (paper: section V-B), exact where that is possible."""
+    """The greatest sum rate in every slot (paper: section V-B), exact where that is possible.
+
+    Other cells are taken at their mean level: what they send in this slot is not known yet.
+    """
 
     name = "max-sum-rate"
     scope = "central"
 
     def act(self, view: View, memory: None) -> Action:
-        # Clients that are done have nothing to send and count as silent.
-        return full_power(view, _best_bands(view.received_snr * view.active[..., None]))
+        # Clients that are done, or not ready, have nothing to send and count as silent.
+        snr, antennas = view.received_snr * view.can_send[..., None], None
+        link = view.scenario.link
+        if view.direction is not None:
+            antennas = Antennas(view.direction, view.scenario.receiver)
+        elif link.name != "shannon":
+            band, _ = assign(link.efficiency(snr))
+            return full_power(view, band.masked_fill(~view.can_send, -1))
+        return full_power(view, _best_bands(snr, antennas))

@@ -25,6 +25,9 @@ class History(NamedTuple):
     level: Tensor  # [slot, episode, client] power level actually used
     rate_bps: Tensor  # [slot, episode, client]
     remaining_bits: Tensor  # [slot, episode, client] after the slot
+    sends: (
+        Tensor  # [slot, episode, client] bool, who could: not done, ready, and the round not over
+    )
 
 
 class Outcome(NamedTuple):
@@ -35,7 +38,15 @@ class Outcome(NamedTuple):
     finish_slot: Tensor  # [episode, client] slots used, `slots` for those who did not finish
     sum_rate_bps: Tensor  # [episode] mean over slots
     reward: Tensor  # [episode] sum of slot rewards
+    slots: Tensor  # [episode] until the round was over
+    sent_slots: Tensor  # [episode, client] slots in which it sent
+    power_w: Tensor  # [episode, client] sum over slots of its transmit power
     history: History | None
+
+    @property
+    def used(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What `uplink.Bill.spent` makes out the costs of."""
+        return self.slots, self.finish_slot, self.sent_slots, self.power_w
 
     def arrived(self, scenario: Scenario) -> Tensor:
         """Who delivered, or, where a part counts, the share of its bits: [episode, client]."""
@@ -108,11 +119,12 @@ def make_view(
         observations = Observations(as_observed(policy, scenario), round_, slots=1)
     measured = slot - int(getattr(policy, "csi_delay_slots", 0))
     fading = round_.fading[:, max(measured, 0)]
+    told = scenario.antennas > 1 and policy.scope == "central" and measured >= 0
     return View(
         scenario=scenario,
         slot=slot,
-        snr=round_.alpha * (scenario.full_power_w / scenario.noise_w),
-        fading=fading if measured >= 0 else torch.ones_like(fading),
+        snr=uplink.mean_snr(scenario, round_),
+        fading=fading if measured >= 0 else torch.full_like(fading, scenario.antennas),
         remaining_bits=progress.remaining_bits.float(),
         deviation=round_.deviation if aware else None,
         round_index=round_.number,
@@ -120,7 +132,9 @@ def make_view(
         finished=None if policy.scope == "local" else progress.finished,
         age=round_.age if aware and policy.scope != "local" else None,
         inner=round_.inner if aware and policy.scope == "central" else None,
+        direction=round_.direction[:, measured] if told else None,
         round_keys=keys,
+        ready_slot=round_.staggered,
     )
 
 
@@ -146,13 +160,14 @@ def play_round(
     known = trusted_slots if trusted else slots_at_once(policy, scenario, episodes)
     played = as_observed(policy, scenario)
     observations = Observations(played, round_, known) if known else None
-    start = start or uplink.start_round(scenario, episodes)
-    progress = start = Progress(start.remaining_bits.to(scenario.counted_in))
+    left = None if start is None else start.remaining_bits
+    progress = start = uplink.start_round(scenario, episodes, left)
     who = f"policy {policy.name!r}"
     view = make_view(policy, scenario, round_, progress, 0, keys, observations)
     memory = ask(who, policy, "begin", view)
     finish_slot = torch.full_like(round_.alpha, scenario.slots)
-    rate_sum, reward = torch.zeros(2, episodes, device=scenario.device)
+    rate_sum, reward, slots = torch.zeros(3, episodes, device=scenario.device)
+    sent_slots, power_w = torch.zeros(2, *round_.alpha.shape, device=scenario.device)
     normalised = uplink.normalised_inner(round_.inner)
     frames = []
     for slot in range(scenario.slots):
@@ -161,22 +176,32 @@ def play_round(
             answer = ask(who, policy, "act", view, memory)
             held = answer if trusted else checks.take(answer)
         action = uplink.hop(played, held, slot)
-        gain = uplink.slot_gain(round_, slot)
-        after, result = uplink.play_slot(scenario, progress, gain, action)
+        air = uplink.slot_air(scenario, round_, slot)
+        after, result = uplink.play_slot(scenario, progress, air, action)
         reward += uplink.slot_reward(scenario, normalised, progress, after, result)
         rate_sum += result.rate_bps.sum(-1)
         finish_slot = torch.where(result.finished_now, slot + 1.0, finish_slot)
+        sent_slots += result.power_w > 0
+        power_w += result.power_w
+        if air.quorum is not None:
+            slots += ~uplink.is_over(progress, air.quorum)
         if record:
-            level = torch.where(progress.finished, scenario.silent_level, action.level)
-            frames.append((action.band, level, result.rate_bps, after.remaining_bits.float()))
+            level = torch.where(result.sends, action.level, scenario.silent_level)
+            left = after.remaining_bits.float()
+            frames.append((action.band, level, result.rate_bps, left, result.sends))
         progress = after
     checks.finish()
+    if air.quorum is None:  # over when the last is done
+        slots = torch.where(start.finished, 0.0, finish_slot).amax(-1)
     return Outcome(
         delivered=progress.finished,
         bits=(start.remaining_bits - progress.remaining_bits).float(),
         finish_slot=finish_slot,
         sum_rate_bps=rate_sum / scenario.slots,
         reward=reward,
+        slots=slots,
+        sent_slots=sent_slots,
+        power_w=power_w,
         history=History(*map(torch.stack, zip(*frames, strict=True))) if record else None,
     )
 
@@ -196,12 +221,13 @@ class RecordedRounds:
         known = slots_at_once(policy, scenario, self.episodes)
         clients = torch.zeros(self.episodes, scenario.clients, device=scenario.device)
         once = clients[:, 0]
-        results = (clients.bool(), clients, clients, once, once)  # Outcome without a history
+        by_slots = (once, clients, clients)
+        results = (clients.bool(), clients, clients, once, once, *by_slots)  # but the history
         self._results = [part.clone() for part in results]
 
         def work() -> None:
             new = play_round(policy, scenario, kept, self._inputs[-1], trusted_slots=known)
-            for place, value in zip(self._results, new[:5], strict=True):
+            for place, value in zip(self._results, new[:-1], strict=True):
                 place.copy_(value)
 
         self._replay = record_work(work, self._results, scenario.device)

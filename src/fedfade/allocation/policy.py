@@ -41,8 +41,10 @@ class View:
 
     scenario: Scenario
     slot: int
-    snr: Tensor  # [episode, client] mean SNR at full power (linear), known to all
-    fading: Tensor  # [episode, client, band] small-scale gain, unit mean
+    snr: Tensor  # [episode, client] mean SNR at full power and one antenna (linear), known to
+    # all; other cells count as noise, with their mean level in dB
+    fading: Tensor  # [episode, client, band] small-scale gain of all antennas together: its mean is
+    # their number
     remaining_bits: Tensor  # [episode, client]
     deviation: Tensor | None  # [episode, client] squared gradient deviation; gradient-aware only
     round_index: Tensor  # [episode] federated round
@@ -50,7 +52,11 @@ class View:
     finished: Tensor | None  # [episode, client] bool; None for scope local
     age: Tensor | None  # [episode, client] rounds since it delivered last; None likewise
     inner: Tensor | None  # [episode, client, client] Gram matrix; central only
+    # [episode, client, band, antenna, 2] unit vectors in which `fading` arrives, real and imaginary
+    # parts; central only, and None with one antenna or before anything was measured
+    direction: Tensor | None
     round_keys: Tensor  # [episode] keys for the round's random numbers
+    ready_slot: Tensor | None  # [episode, client] first slot each can send in, known to all; or 0
 
     @property
     def keys(self) -> Tensor:
@@ -70,6 +76,25 @@ class View:
     def active(self) -> Tensor:
         """Which clients still have bits to send (each knows it of itself): [episode, client]."""
         return self.remaining_bits > 0
+
+    @property
+    def ready(self) -> Tensor:
+        """Which clients have trained and could send now, which all know: [episode, client]."""
+        if self.ready_slot is None:
+            return torch.ones_like(self.remaining_bits, dtype=torch.bool)
+        return self.ready_slot <= self.slot
+
+    @property
+    def can_send(self) -> Tensor:
+        """Which clients are ready and have bits to send: [episode, client]."""
+        return self.active if self.ready_slot is None else self.active & self.ready
+
+    @property
+    def own_slots_left(self) -> Tensor | int:
+        """Slots left in which each client can send: [episode, client], or as many for all."""
+        if self.ready_slot is None:
+            return self.slots_left
+        return self.scenario.slots - self.ready_slot.clamp(min=self.slot)
 
 
 class Observed(NamedTuple):

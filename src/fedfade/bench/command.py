@@ -115,9 +115,14 @@ def schedule(json: Json = False) -> None:
 
 
 @app.command()
-def round(json: Json = False) -> None:
-    """Slots a second under each policy. One round of 10 clients x 250 slots for 20 episodes."""
-    report("slot_speed.rounds", json)
+def round(
+    json: Json = False,
+    episodes: Annotated[int, typer.Option(min=1, help="played side by side")] = 20,
+    device: Annotated[str, typer.Option(help="of the slot step: auto, cpu or cuda")] = "cpu",
+) -> None:
+    """Slots a second under each policy. One round of 10 clients x 250 slots for 20 episodes, and
+    the slot step under each link beside Shannon's."""
+    report("slot_speed.rounds", json, episodes=episodes, device=device)
 
 
 @app.command()

@@ -2,23 +2,44 @@
 many clients."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from statistics import median
 
 import torch
 from torch import Tensor
 
 from fedfade import allocation
-from fedfade.bench.timing import Figures, cpu_seconds, machine, median_cpu_ms
+from fedfade.bench.timing import Figures, cpu_seconds, in_turns, machine, median_cpu_ms
 from fedfade.config import load_config
 from fedfade.device import one_thread
+from fedfade.graphs import fuse, record
 from fedfade.radio import Cell, Channel, db_to_linear
 from fedfade.randomness import fold, normal, stream, uniform
-from fedfade.uplink import Round, Scenario, scenario_from_config
+from fedfade.uplink import (
+    Action,
+    Progress,
+    Round,
+    Scenario,
+    draw_chance,
+    plain_round,
+    play_slot,
+    scenario_from_config,
+    slot_air,
+    start_round,
+)
 
 SNRS_DB = (-10.0, 0.0, 10.0, 20.0)
 PAYLOAD_BITS = 9_932_960
+
+LINKS = {
+    "shannon": ["radio.link=shannon"],
+    "capped": ["radio.link=capped"],
+    "nr": ["radio.link=nr"],
+    "nr expected": ["radio.link=nr", "radio.nr.feedback=expected"],
+}
+STEPS = 250
 
 # What `scale` measures.
 CLIENTS = (10, 100, 1000, 10_000)
@@ -74,8 +95,9 @@ def best_by_enumeration(received: Tensor) -> Tensor:
 
 
 @one_thread()
-def rounds(episodes: int = 20, repeats: int = 3) -> Figures:
-    """Slots a second for 20 episodes of 10 clients x 250 slots."""
+def rounds(episodes: int = 20, repeats: int = 3, device: torch.device | str = "cpu") -> Figures:
+    """Slots a second for 20 episodes of 10 clients x 250 slots; the slot step under every link, on
+    any device."""
     scenario, alpha, draw = paper_cell(10)
     channel_s = cpu_seconds(partial(draw, episodes))
     played, keys = independent_round(alpha, draw(episodes)), torch.arange(episodes)
@@ -92,8 +114,53 @@ def rounds(episodes: int = 20, repeats: int = 3) -> Figures:
         "channel_s": channel_s,
         **slots_per_s,
         "genie_s": cpu_seconds(partial(allocation.genie_bound, scenario, played)),
+        **slot_steps(episodes, torch.device(device)),
         **machine(),
     }
+
+
+def slot_steps(episodes: int, device: torch.device, repeats: int = 9) -> Figures:
+    """Microseconds of one slot under every link, everybody sending, as training plays it: CPU
+    time, or wall time of a recorded step on a GPU. Ratios are to Shannon's."""
+    runs = [_slot_step(changes, episodes, device) for changes in LINKS.values()]
+    spent = in_turns(runs, repeats)
+    us = [1e6 / STEPS * median(cpu if device.type == "cpu" else wall) for wall, cpu in spent]
+    figures: Figures = {"slot_step_device": device.type}
+    figures |= {f"slot_step_us {name}": one for name, one in zip(LINKS, us, strict=True)}
+    ratios = zip(LINKS, us, strict=True)
+    return figures | {f"slot_step_ratio {name}": one / us[0] for name, one in ratios}
+
+
+def _slot_step(changes: Sequence[str], episodes: int, device: torch.device) -> Callable[[], None]:
+    """`STEPS` slots of a round at 15 dB, in place."""
+    scenario = scenario_from_config(load_config("paper", changes), PAYLOAD_BITS * 1e3, device)
+    clients, slots = scenario.clients, scenario.slots
+    keys = fold(stream(0, "bench slots"), torch.arange(episodes, device=device))
+    fading = -torch.log(uniform(keys, (slots, clients, scenario.bands)))
+    alpha = torch.full((episodes, clients), 30.0 * scenario.noise_w / scenario.full_power_w)
+    round_ = independent_round(alpha.to(device), fading)
+    round_ = round_._replace(chance=draw_chance(scenario, fold(keys, 1)))
+    band = torch.arange(clients, device=device).expand(episodes, -1) % scenario.bands
+    action = Action(band, torch.full_like(band, scenario.full_level))
+    left, state = start_round(scenario, episodes)
+    slot = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def step() -> None:
+        before = Progress(left, state)
+        after, _ = play_slot(scenario, before, slot_air(scenario, round_, slot), action)
+        left.copy_(after.remaining_bits)
+        state.copy_(after.link_state)
+        slot.add_(1).remainder_(slots)
+
+    with torch.no_grad():
+        recorded = record(fuse(step, device), [left, state, slot], device)
+
+    @torch.no_grad()
+    def run() -> None:
+        for _ in range(STEPS):
+            recorded()
+
+    return run
 
 
 def paper_cell(clients: int) -> tuple[Scenario, Tensor, Callable[[int], Tensor]]:
@@ -112,9 +179,9 @@ def paper_cell(clients: int) -> tuple[Scenario, Tensor, Callable[[int], Tensor]]
 def independent_round(alpha: Tensor, fading: Tensor) -> Round:
     """A round whose updates are orthogonal, over fading [episode, slot, client, band]."""
     episodes, _, clients, _ = fading.shape
-    inner = torch.eye(clients).expand(episodes, -1, -1)
+    inner = torch.eye(clients, device=alpha.device).expand(episodes, -1, -1)
     alpha = alpha.expand(episodes, -1)
-    return Round(alpha, fading, inner, torch.zeros(episodes), torch.zeros_like(alpha))
+    return plain_round(alpha, fading, inner, torch.zeros_like(alpha[:, 0]), torch.zeros_like(alpha))
 
 
 @one_thread()

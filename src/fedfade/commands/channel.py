@@ -17,7 +17,9 @@ _SUBBAND_GAIN = "where a file keeps both: centre or average"
 _AXES = "what the coefficients' axes are, of drop (repeatable), path, slot, antenna: drop,path"
 
 app = typer.Typer(
-    help="Draw, look at and import channel gains.", no_args_is_help=True, rich_markup_mode=None
+    help="Draw, look at and import channel gains; look at a link.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 
@@ -100,6 +102,33 @@ def import_(
     write_npz(out, arrays)
     drops, slots, bands = arrays["small_scale_gain"].shape
     options.echo(f"{_size(drops, slots, bands)}: {out}")
+
+
+@app.command()
+def link(
+    out: Annotated[Path, typer.Option(help="the picture to write (.png, .pdf or .svg)")],
+    preset: Annotated[str, typer.Argument(help="preset name or path of a .yaml file")] = "paper-nr",
+    overrides: options.SetOption = None,
+) -> None:
+    """Picture and table of what a link carries, beside Shannon's and the capped one."""
+    import torch
+
+    from fedfade.uplink.link_figure import link_figure, link_rates, scenarios
+
+    options.check_output("--out", out, *options.PICTURES)
+    config = load_config(preset, overrides or [])
+    options.tell_idle(preset, config)
+    links, snr_db = scenarios(config), torch.arange(-5.0, 31.0, 5.0)
+    table = Table(box=None, header_style="bold")
+    for name in ("SNR (dB)", *links, *(f"{name}, fading" for name in links)):
+        table.add_column(name, justify="right", overflow="fold")
+    rates = zip(*(link_rates(scenario, snr_db) for scenario in links.values()), strict=True)
+    columns = torch.stack([column for kind in rates for column in kind], -1)
+    for level, row in zip(snr_db.tolist(), columns.tolist(), strict=True):
+        table.add_row(f"{level:.0f}", *(f"{value:.2f}" for value in row))
+    options.PlainConsole().print(table)
+    save_figure(link_figure(links), out, dpi=110)
+    options.echo(f"picture: {out}")
 
 
 def _size(drops: int, slots: int, bands: int) -> str:

@@ -23,7 +23,8 @@ _MAX_DIGITS = 300  # of a whole number: more are no float, and past 4,300 Python
 _PRESETS = resources.files("fedfade") / "presets"
 
 _ADDED = """
-    radio.client_antenna_gain_dbi learning.codec learning.codec_fraction
+    radio.client_antenna_gain_dbi radio.link radio.link_overhead radio.link_delay_slots
+    radio.capped radio.nr learning.codec learning.codec_fraction
     learning.error_feedback learning.count_partial learning.payload_factors learning.server
     allocation.reward.finished
     run.restart qmix.algorithm qmix.mappo qmix.state qmix.client_id qmix.hold_slots
@@ -32,6 +33,8 @@ _ADDED = """
     qmix.average_weights qmix.candidates qmix.candidate_rounds qmix.layouts qmix.gain_spread_db
     qmix.network qmix.sizes learning.server_beta1 learning.server_beta2 learning.server_tau
     learning.average_models learning.codec_rank qmix.teacher qmix.lessons qmix.lesson_episodes
+    cost run.deadline run.deadline_clients
+    radio.receive_antennas radio.receiver cell.interference_cells cell.interference_activity
 """  # fields whose default is what was done before them
 _OTHERWISE = {"learning.previous_update": "last"}
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import Any
 
-from fedfade.config.tree import Config, MappoConfig
+from fedfade.config.tree import CappedConfig, Config, MappoConfig, NrConfig
 from fedfade.seams import CODECS, PARTS
 
 
@@ -25,6 +25,8 @@ _WITHOUT_CHOICE = CODECS.built_in.keys() - {"topk", "topk-progressive"}
 _WITHOUT_RANK = CODECS.built_in.keys() - {"lowrank"}
 _REMEMBERING = ("mifa", "fedvarp", "scaffold")
 _MAPPO = " ".join(f"qmix.mappo.{name}" for name in MappoConfig.model_fields)
+_CAPPED = " ".join(f"radio.capped.{name}" for name in CappedConfig.model_fields)
+_NR = " ".join(f"radio.nr.{name}" for name in NrConfig.model_fields)
 _OF_QMIX = """
     qmix.mixer qmix.mixing_width qmix.hypernet_width qmix.optimiser qmix.agent_rate qmix.mixer_rate
     qmix.final_rate qmix.rmsprop_decay qmix.rmsprop_epsilon qmix.clip_gradient qmix.loss
@@ -35,6 +37,7 @@ _OF_THE_PLACE = """
     radio.antenna_gain_dbi radio.client_antenna_gain_dbi
     cell.side_m cell.min_distance_m cell.bs_height_m cell.client_height_m
 """
+_ON_RING = {"cell.mobility": _one_of("ring"), "cell.interference_cells": _one_of(0)}
 _SUMMED = {"qmix.mixer": _one_of("vdn", "independent"), "qmix.algorithm": _one_of("qmix")}
 
 IDLE: list[tuple[str, dict[str, Callable[[Any], bool]]]] = [
@@ -42,10 +45,17 @@ IDLE: list[tuple[str, dict[str, Callable[[Any], bool]]]] = [
     ("radio.subband_gain", {"radio.source": _one_of("rayleigh", "gamma")}),
     ("radio.subcarriers", {"radio.subband_gain": _one_of("centre")}),
     ("radio.speed_mps", {"radio.source": _UNMOVED, "cell.mobility": _NOT_WALKING}),
-    ("radio.carrier_hz", {"radio.source": _UNMOVED, "cell.mobility": _one_of("ring")}),
-    (_OF_THE_PLACE, {"radio.source": _UNCLUSTERED, "cell.mobility": _one_of("ring")}),
+    ("radio.carrier_hz", {"radio.source": _UNMOVED} | _ON_RING),
+    (_OF_THE_PLACE, {"radio.source": _UNCLUSTERED} | _ON_RING),
+    ("radio.receiver", {"radio.receive_antennas": _one_of(1)}),
+    ("cell.interference_activity", {"cell.interference_cells": _one_of(0)}),
+    ("radio.link_overhead", {"radio.link": _one_of("shannon")}),
+    ("radio.link_delay_slots", {"radio.link": _one_of("shannon", "capped")}),
+    (_CAPPED, {"radio.link": _one_of("shannon", "nr")}),
+    (_NR, {"radio.link": _one_of("shannon", "capped")}),
+    ("radio.nr.block_bits radio.nr.gap_db", {"radio.nr.curves": lambda path: path is not None}),
     ("cell.round_s", {"cell.mobility": _NOT_WALKING}),
-    ("cell.shadowing_db cell.shadowing_decorrelation_m", {"cell.mobility": _one_of("ring")}),
+    ("cell.shadowing_db cell.shadowing_decorrelation_m", _ON_RING),
     ("cell.ring_snr_db cell.ring_spread_db", {"cell.mobility": lambda how: how != "ring"}),
     ("learning.alpha", {"learning.partition": _one_of("iid", "shards")}),
     ("learning.shards_per_client", {"learning.partition": _one_of("iid", "dirichlet")}),
@@ -59,6 +69,7 @@ IDLE: list[tuple[str, dict[str, Callable[[Any], bool]]]] = [
     ("learning.server_momentum", {"learning.server": _one_of("adam", "yogi", *_REMEMBERING)}),
     ("learning.data_dir", {"learning.data": lambda data: data != "cifar10"}),
     ("allocation.csi_delay_slots", {"allocation.observe": _nobody_announces}),
+    ("cost.samples_per_s cost.speed_spread", {"cost.speeds": lambda file: file is not None}),
     (
         "allocation.reward.delivered allocation.reward.deviation",
         {"allocation.reward.convergence": _one_of(0)},
@@ -72,6 +83,7 @@ IDLE: list[tuple[str, dict[str, Callable[[Any], bool]]]] = [
     ("qmix.candidate_rounds", {"qmix.candidates": _one_of(1)}),
     ("qmix.payload_episodes", {"qmix.payload_start": _one_of(1)}),
     ("qmix.evaluate_every", {"qmix.gradients": lambda source: source != "learning"}),
+    ("run.deadline_clients", {"run.deadline": _one_of("fixed")}),
     ("run.repeat_fading", {"run.episodes_per_round": _one_of(1)}),
     ("run.precision", {"run.precision": _one_of("tf32"), "run.device": _one_of("cpu")}),
 ]

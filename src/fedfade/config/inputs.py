@@ -1,4 +1,4 @@
-"""A user's code, data and traces, known by their content: a run is not continued with others."""
+"""A user's code, data, traces and speeds, known by content: no run is continued with others."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from fedfade.errors import UserError
 from fedfade.seams import source_file
 from fedfade.storage import sha256_of
 
-_BUILT_IN = {"digits", "cifar10", "learning", "synthetic", None}
+_BUILT_IN = {"digits", "cifar10", "learning", "synthetic", "64qam", "256qam", None}
 
 
 def content_digest(place: Path) -> str | None:
@@ -27,15 +27,18 @@ def inputs_of(
     training: bool = False,
     digest: Callable[[Path], str | None] = content_digest,
 ) -> dict[str, str]:
-    """SHA-256 of a user's modules, data and traces, by what the configuration calls them.
+    """SHA-256 of a user's modules, data, traces and speeds, by what the configuration calls them.
 
     What is not there is left out. Of a module only its own file counts, not what it imports. A
     training is made without the policies but for its teacher, and perhaps from recorded gradients.
     """
     learning, allocation, radio = config.learning, config.allocation, config.radio
     replaced = [*allocation.observe, learning.model, learning.codec, learning.server, radio.source]
+    replaced += [radio.link]
     replaced += [config.qmix.teacher] if training else allocation.policies
-    files = {learning.data, radio.traces, config.qmix.gradients if training else None} - _BUILT_IN
+    gradients = config.qmix.gradients if training else None
+    files = {learning.data, radio.traces, radio.nr.table, radio.nr.curves, config.cost.speeds}
+    files = (files | {gradients}) - _BUILT_IN
     places = {name: source_file(name) for name in replaced if ":" in name}
     places |= {name: Path(name) for name in sorted(map(str, files))}
     digests = {name: digest(place) for name, place in places.items() if place is not None}

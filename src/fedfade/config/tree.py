@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from fedfade.errors import not_allowed
-from fedfade.seams import CODECS, FADING, PARTS, POLICIES, SERVER_RULES
+from fedfade.seams import CODECS, FADING, LINKS, PARTS, POLICIES, SERVER_RULES
 
 SILENT_DBM = -100.0
 """A power level at or below this means: do not send (the paper's -100 dBm)."""
@@ -51,6 +51,7 @@ def _folders(value: object) -> object:
 CodecName = Annotated[str, AfterValidator(CODECS.check), CODECS]
 ServerRuleName = Annotated[str, AfterValidator(SERVER_RULES.check), SERVER_RULES]
 FadingName = Annotated[str, AfterValidator(FADING.check), FADING]
+LinkName = Annotated[str, AfterValidator(LINKS.check), LINKS]
 _TEACHERS = replace(POLICIES, field="qmix.teacher")
 TeacherName = Annotated[
     str, AfterValidator(lambda name: _TEACHERS.check(name, others=("none",))), _TEACHERS
@@ -70,6 +71,9 @@ Factor = Annotated[float, Field(ge=0.01, le=100)]
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
 Metres = Annotated[float, Field(ge=0.01, le=1e6)]
+Watts = Annotated[float, Field(ge=0, le=1e6)]
+SLOWEST, FASTEST = 1e-6, 1e15  # samples a second
+_SPEED = {"ge": SLOWEST, "le": FASTEST}
 Some = Annotated[list[T], Field(min_length=1)]
 Listed = Annotated[list[T], Field(min_length=1, max_length=32)]
 Width = Annotated[Whole, Field(ge=1, le=100_000)]
@@ -94,6 +98,30 @@ class _Branch(BaseModel):
 
 
 # --- the tree --------------------------------------------------------------------------------
+
+
+class CappedConfig(_Branch):
+    """Shannon's curve, worse by some decibel, with a ceiling (radio.link: capped)."""
+
+    gap_db: Spread = _is(1.5, "what the SINR is worse by")
+    ceiling_bps_hz: float = _is(5.5547, "most bit/s/Hz: 64QAM at 948/1024", gt=0, le=100)
+
+
+class NrConfig(_Branch):
+    """Schemes, block errors and retransmissions of 5G NR (radio.link: nr)."""
+
+    table: str = _is(
+        "64qam", "schemes: 64qam or 256qam (TS 38.214, tables 5.1.3.1-1 and -2), or a .json file"
+    )
+    block_bits: Whole = _is(8448, "longest code block, in bits (TS 38.212)", ge=24, le=10**9)
+    gap_db: Spread = _is(0.75, "SINR that codes need beyond the normal approximation")
+    curves: str | None = _is(None, "measured block errors instead: a .json file")
+    target_error: float = _is(0.1, "error of a first transmission to adapt to", gt=0, lt=1)
+    step_db: float = _is(0.5, "step of the outer loop after a sure error; 0: no loop", ge=0, le=10)
+    retransmissions: Whole = _is(3, "times a lost block is sent again at most", ge=0, le=16)
+    feedback: Literal["sampled", "expected"] = _is(
+        "sampled", "draw who gets through, or count every block by its probability"
+    )
 
 
 class RadioConfig(_Branch):
@@ -124,12 +152,28 @@ class RadioConfig(_Branch):
     noise_figure_db: Decibel = _is(5.0, "receiver noise figure")
     antenna_gain_dbi: Decibel = _is(8.0, "base-station antenna gain")
     client_antenna_gain_dbi: Decibel = _is(0.0, "antenna gain of a client")
+    receive_antennas: Whole = _is(
+        1, "antennas of the base station, in a line half a wavelength apart", ge=1, le=64
+    )
+    receiver: Literal["mrc", "mmse"] = _is(
+        "mmse",
+        "what several antennas are combined for: most signal, or most signal over interference "
+        "and noise",
+    )
+    link: LinkName = _is("shannon", "what gets through of a slot at an SINR")
+    link_overhead: Kept = _is(0.0, "link capped, nr: share of a slot for pilots and control")
+    link_delay_slots: Whole = _is(1, "age of the SINR that a link adapts to (nr)", ge=0, le=100_000)
+    capped: CappedConfig = _is(CappedConfig(), "link capped")
+    nr: NrConfig = _is(NrConfig(), "link nr")
 
     def _faults(self) -> _Faults:
         if self.source == "traces" and self.traces is None:
             yield "radio.traces", "null", "a path when radio.source is 'traces'"
         if self.source != "traces" and self.traces is not None:
             yield "radio.traces", self.traces, "null unless radio.source is 'traces'"
+        if self.source == "traces" and self.receive_antennas > 1:
+            allowed = "1 when radio.source is 'traces', whose gains are those of one antenna"
+            yield "radio.receive_antennas", self.receive_antennas, allowed
         levels = self.power_levels_dbm
         for wrong, allowed in (
             (max(levels) <= SILENT_DBM, "a list with at least one level above -100 dBm"),
@@ -151,6 +195,16 @@ class RadioConfig(_Branch):
     def antennas_dbi(self) -> float:
         """Antenna gain of both ends."""
         return self.antenna_gain_dbi + self.client_antenna_gain_dbi
+
+    @property
+    def fading_shape(self) -> int:
+        """Shape of the gamma distribution nearest to a sub-band's fading at one antenna.
+
+        Rayleigh, 1, at one frequency; a mean over a sub-band of the clustered channel spreads by
+        3.5 dB instead of 5.6, as a gamma variable of shape 2 does.
+        """
+        averaged = self.subband_gain == "average" and self.subcarriers > 1
+        return 2 if self.source == "gamma" or (self.source == "clustered" and averaged) else 1
 
     @property
     def full_level(self) -> int:
@@ -180,6 +234,15 @@ class CellConfig(_Branch):
     shadowing_decorrelation_m: Metres = _is(13.0, "distance at which its correlation is 1/e")
     ring_snr_db: Decibel = _is(20.0, "ring: mean SNR of every client at full power")
     ring_spread_db: Spread = _is(0.0, "ring: standard deviation of gains, drawn anew every round")
+    interference_cells: Whole = _is(
+        0,
+        "neighbouring cells of the same size whose clients are heard here; 6 all around",
+        ge=0,
+        le=6,
+    )
+    interference_activity: Share = _is(
+        1.0, "share of slots and sub-bands in which somebody sends in a neighbouring cell"
+    )
 
     def _faults(self) -> _Faults:
         if self.min_distance_m >= self.inner_radius_m:
@@ -271,6 +334,32 @@ class LearningConfig(_Branch):
     def vectors_sent(self) -> int:
         """Vectors of the model's size in an upload: SCAFFOLD sends a control beside the update."""
         return 2 if self.server == "scaffold" else 1
+
+
+class CostConfig(_Branch):
+    """What a round costs clients in seconds and joules; speeds decide who is late to send."""
+
+    samples_per_s: float = _is(
+        150.0, "training samples a client gets through in a second", **_SPEED
+    )
+    speed_spread: float = _is(
+        0.0,
+        "standard deviation of the logarithm of clients' speeds around samples_per_s, drawn with "
+        "the seed; 0: all are as fast",
+        ge=0,
+        le=5,
+    )
+    speeds: str | None = _is(
+        None, "text file of every client's samples a second, instead of these two"
+    )
+    downlink_bps: float = _is(
+        1e8, "rate at which all receive the model, 32 bits a value", ge=1, le=1e15
+    )
+    amplifier_efficiency: float = _is(
+        0.3, "transmit power over what the amplifier draws for it", ge=1e-6, le=1
+    )
+    circuit_w: Watts = _is(0.2, "drawn by a radio that sends or receives, beside the amplifier")
+    compute_w: Watts = _is(3.0, "drawn while a client trains")
 
 
 class RewardConfig(_Branch):
@@ -522,6 +611,18 @@ class RunConfig(_Branch):
         "training goes through run.rounds again and again: with a new layout, walk and partition, "
         "or the same",
     )
+    deadline: Literal["fixed", "wait-for-k", "adaptive"] = _is(
+        "fixed",
+        "when a round ends before its last slot: once all have delivered, once deadline_clients "
+        "have, or once as many have as are waited for: all at first, fewer with every slot, "
+        "deadline_clients in the last",
+    )
+    deadline_clients: Whole = _is(
+        1,
+        "deadline wait-for-k: uploads that end the round; adaptive: in its last slot",
+        ge=1,
+        le=1000,
+    )
     evaluate_every: Count = _is(1, "rounds between evaluations of the model")
     checkpoint_s: Seconds = _is(20.0, "seconds between checkpoints")
     device: Literal["auto", "cpu", "cuda"] = _is("auto", "auto: CUDA when there is one")
@@ -536,6 +637,7 @@ class Config(_Branch):
     radio: RadioConfig = _is(RadioConfig(), "the uplink")
     cell: CellConfig = _is(CellConfig(), "clients in the cell")
     learning: LearningConfig = _is(LearningConfig(), "the FL task")
+    cost: CostConfig = _is(CostConfig(), "seconds and joules")
     allocation: AllocationConfig = _is(AllocationConfig(), "policies, observations, reward")
     qmix: QmixConfig = _is(QmixConfig(), "training of agents")
     run: RunConfig = _is(RunConfig(), "length, seeds, device")
@@ -550,6 +652,9 @@ class Config(_Branch):
         if self.qmix.hold_slots > self.radio.slots:
             allowed = f"at most radio.slots = {self.radio.slots}"
             yield "qmix.hold_slots", self.qmix.hold_slots, allowed
+        if self.run.deadline != "fixed" and self.run.deadline_clients > self.learning.clients:
+            allowed = f"at most learning.clients = {self.learning.clients}"
+            yield "run.deadline_clients", self.run.deadline_clients, allowed
         step_m, mobility = self.radio.speed_mps * self.cell.round_s, self.cell.mobility
         walk_m = step_m * self.run.rounds
         if mobility in ("reflect", "waypoint") and walk_m > 1e5 * self.cell.side_m:

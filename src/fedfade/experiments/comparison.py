@@ -34,6 +34,7 @@ from fedfade.learning import (
     load_data,
 )
 from fedfade.storage import read_npz, write_npz, write_text
+from fedfade.uplink import Bill
 
 QMIX = "qmix"
 
@@ -88,6 +89,8 @@ class Comparison:
             learning, load_data(learning), device=device, precision=run.precision
         )
         self.uplink = Uplink(config, self.federation.payload_bits, device)
+        values, samples = self.federation.values_sent, len(self.federation.dataset.train_labels)
+        self._bill = Bill(config, self.uplink.seeds, values, samples)
         # All policies of the first seed, then of the second, ...
         self.runs = [(seed, name) for seed in self.uplink.seeds for name in self.learned]
         nobody = torch.zeros(len(self.runs), learning.clients, dtype=torch.int64)
@@ -146,6 +149,7 @@ class Comparison:
             sent = outcomes.get(name)
             outcome = sent and part_of(sent, run // len(self.learned))
             own = {what: value[run] for what, value in measures.items()}
+            own["spent"] = outcome and self._bill.spent(seed, *outcome.used)
             seen = RunRound(payload_bits=bits, uploads=uploads[run], outcome=outcome, **own)
             self.rows.append(metrics.measured_row(seed, name, number, seen))
         if self.genie is not None:

@@ -65,26 +65,38 @@ def of_seeds(count: int, kind: str = "seed") -> str:
     return f"median and 10-90 % band over {counted(count, kind)}" if count > 1 else f"one {kind}"
 
 
-def accuracy_figure(rows: Sequence[Row]) -> Figure:
-    """Test accuracy against rounds: median over seeds, 10-90 % band if there are several."""
+_AGAINST = {"seconds": "seconds since the start", "joules": "joules drawn by all clients"}
+
+
+def accuracy_figure(rows: Sequence[Row], against: str = "round") -> Figure:
+    """Test accuracy: median over seeds, 10-90 % band if there are several.
+
+    Against rounds, or against what they have cost up to each, the mean over seeds.
+    """
     figure = blank(8, 4.6)
     axes = figure.subplots()
     order = [p for p in policies_of(rows) if p != GENIE]
     for policy in order:
         accuracy = 100 * series(rows, policy, "accuracy")
         measured = ~np.isnan(accuracy).all(0)
-        rounds = np.flatnonzero(measured)
+        place = np.flatnonzero(measured).astype(float)
+        if against in _AGAINST:
+            place = series(rows, policy, against).cumsum(1).mean(0)[measured]
+        if np.isnan(place).any():  # where every upload succeeds none is paid for
+            continue
         low, middle, high = np.percentile(accuracy[:, measured], [10, 50, 90], axis=0)
         style, shade = "--" if policy == PERFECT else "-", colour(policy, order)
-        dot = "o" if len(rounds) <= 12 else ""  # a single point is no line
+        dot = "o" if len(place) <= 12 else ""  # a single point is no line
         axes.plot(
-            rounds, middle, style, color=shade, label=drawn(policy), lw=1.8, marker=dot, ms=3.5
+            place, middle, style, color=shade, label=drawn(policy), lw=1.8, marker=dot, ms=3.5
         )
         if len(accuracy) > 1:
-            axes.fill_between(rounds, low, high, color=shade, alpha=0.13, lw=0)
-    axes.set(xlabel="federated round", ylabel="test accuracy in %")
+            axes.fill_between(place, low, high, color=shade, alpha=0.13, lw=0)
+    axes.set(xlabel=_AGAINST.get(against, "federated round"), ylabel="test accuracy in %")
+    axes.set_xlim(left=0 if against in _AGAINST else None)
     axes.set_title(f"Test accuracy, {of_seeds(len({row.seed for row in rows}))}", loc="left")
-    axes.legend(frameon=False, fontsize=9)
+    if axes.lines:
+        axes.legend(frameon=False, fontsize=9)
     tidy(axes)
     return figure
 

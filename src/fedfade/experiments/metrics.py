@@ -25,10 +25,13 @@ from fedfade.errors import UserError
 from fedfade.learning import Payload
 from fedfade.shown import cell, from_cell
 from fedfade.storage import read_bytes
+from fedfade.uplink import Spent
 
 _MAX_BYTES = 2**30
 _LARGEST = 1e300  # no count of bits is
 _AVERAGED = "accuracy_averaged"
+_OPTIONAL = ("seconds", "joules", "client_seconds", "client_joules", _AVERAGED)
+"""Columns that are left out where they hold nothing: older runs have none of them."""
 Numbers = NDArray[np.float64]
 
 
@@ -46,6 +49,7 @@ class RunRound:
     accuracy_averaged: Tensor  # of the mean of models; NaN where none is kept
     uploads: Tensor  # [client] rounds delivered in so far, this one included
     outcome: Outcome | None  # of this episode; None where every upload succeeds
+    spent: Spent | None = None  # in the slots of this episode; likewise
 
     @property
     def payloads(self) -> float:
@@ -64,6 +68,16 @@ class RunRound:
     def of_slots(self, name: str) -> float:
         """A number of the slots played; NaN where there were none."""
         return math.nan if self.outcome is None else float(getattr(self.outcome, name))
+
+    @property
+    def joules(self) -> float:
+        """Of all clients."""
+        return math.nan if self.spent is None else float(self.spent.joules.sum())
+
+    def by_client(self, name: str) -> str:
+        """A number of `spent`, client after client."""
+        each = [] if self.spent is None else getattr(self.spent, name).tolist()
+        return " ".join(f"{value:.7g}" for value in each)
 
 
 Series = Callable[[str], Numbers]
@@ -163,6 +177,21 @@ class Row(NamedTuple):
     # clients whose update was not finite and was left out
     not_finite: Annotated[int, lambda run: (~run.finite).sum()]
     not_finite_clients: Annotated[str, lambda run: _numbers(~run.finite)]
+    # from the broadcast to the end of the round
+    seconds: Annotated[
+        float,
+        lambda run: math.nan if run.spent is None else run.spent.seconds.max(),
+        Shown("seconds", "s", lambda of: of("seconds").mean()),
+    ] = math.nan
+    # drawn by all clients: receiving, training, sending
+    joules: Annotated[
+        float,
+        lambda run: run.joules,
+        Shown("joules", "J", lambda of: of("joules").mean()),
+    ] = math.nan
+    # until each client had delivered, or the round was over
+    client_seconds: Annotated[str, lambda run: run.by_client("seconds")] = ""
+    client_joules: Annotated[str, lambda run: run.by_client("joules")] = ""
     # test accuracy of the mean of the global models; its column is there if one was kept
     accuracy_averaged: Annotated[
         float,
@@ -182,8 +211,8 @@ _SHOWN: dict[str, Shown] = {one.name: one for _, *columns in _NOTES.values() for
 
 def shown(rows: Iterable[Row]) -> list[Shown]:
     """Columns of the summary table, in order."""
-    every = _has_means(rows)
-    return [one for name, one in _SHOWN.items() if every or name != _AVERAGED]
+    there = columns(rows)
+    return [one for name, one in _SHOWN.items() if name in there or name not in _OPTIONAL]
 
 
 def heading(name: str) -> str:
@@ -219,10 +248,19 @@ def rows_text(rows: Iterable[Row]) -> str:
     """Rows as the text of a file."""
     text, kept = io.StringIO(), list(rows)
     writer = csv.writer(text, lineterminator="\n")
-    end = None if _has_means(kept) else -1
-    writer.writerow(Row._fields[:end])
-    writer.writerows(["" if value != value else cell(value) for value in row[:end]] for row in kept)  # noqa: PLR0124
+    names = columns(kept)
+    writer.writerow(names)
+    each = ([getattr(row, name) for name in names] for row in kept)
+    writer.writerows(["" if value != value else cell(value) for value in row] for row in each)  # noqa: PLR0124
     return text.getvalue()
+
+
+def columns(rows: Iterable[Row]) -> list[str]:
+    """Those of a file of these rows: all, but for optional ones that none has a value of."""
+    held = set(Row._fields) - set(_OPTIONAL)
+    for row in rows:
+        held |= {name for name in _OPTIONAL if (value := getattr(row, name)) == value != ""}
+    return [name for name in Row._fields if name in held]
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -230,24 +268,19 @@ def read_rows(path: Path) -> list[Row]:
     content = read_bytes(path, _MAX_BYTES)
     try:
         reader = csv.reader(io.StringIO(content.decode("utf-8"), newline=""))
-        names = tuple(next(reader, ()))
-        if names not in (Row._fields, Row._fields[:-1]):
+        names = next(reader, [])
+        if names != [n for n in Row._fields if n in names or n not in _OPTIONAL]:
             raise ValueError("columns")
-        kinds = [_TYPES[name] for name in names]
-        return [_parse(kinds, cells) for cells in reader]
+        return [_parse(names, cells) for cells in reader]
     except (ValueError, csv.Error):
         raise UserError(f"{str(path)!r} is not a metrics file of fedfade compare.") from None
 
 
-def _has_means(rows: Iterable[Row]) -> bool:
-    """Whether means of models were tested."""
-    return not all(math.isnan(row.accuracy_averaged) for row in rows)
-
-
-def _parse(kinds: Sequence[type], cells: Sequence[str]) -> Row:
-    each = zip(kinds, cells, strict=True)
-    values = [math.nan if kind is float and not cell else kind(cell) for kind, cell in each]
-    row = Row._make([*values, math.nan][: len(Row._fields)])
+def _parse(names: Sequence[str], cells: Sequence[str]) -> Row:
+    values: dict[str, Any] = {}
+    for name, text in zip(names, cells, strict=True):
+        values[name] = math.nan if _TYPES[name] is float and not text else _TYPES[name](text)
+    row = Row(**values)
     row = row._replace(policy=from_cell(row.policy))
     if not row.policy:
         raise ValueError("no policy")
@@ -280,6 +313,7 @@ def _possible(row: Row, clients: int) -> bool:
         "delivered": clients,
         "not_finite": clients,
     }
+    most |= dict.fromkeys(("seconds", "joules"), _LARGEST)
     most |= {"bits_sent": _LARGEST, "bits_wasted": row.bits_sent, "sum_rate_bps": _LARGEST}
     return all(
         0 <= (value := getattr(row, name)) <= top or value != value  # noqa: PLR0124 - NaN

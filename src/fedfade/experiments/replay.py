@@ -17,6 +17,7 @@ from fedfade.experiments.figures import round_figure
 from fedfade.experiments.metrics import read_rows
 from fedfade.experiments.run_folder import RESULTS, check_inputs, check_unchanged, open_finished
 from fedfade.experiments.uploads import Uplink, ages_after
+from fedfade.uplink import mean_snr
 
 
 def replay_figure(folder: Path, policy_name: str, seed: int | None, number: int) -> Figure:
@@ -49,7 +50,7 @@ def replay_figure(folder: Path, policy_name: str, seed: int | None, number: int)
     outcome = uplink.play(policy, number, torch.from_numpy(own), record=True, age=age)
     assert outcome.history is not None
     episode, scenario = seeds.index(seed), uplink.scenario
-    alpha = uplink.round(number).alpha[episode]
-    snr_db = 10 * torch.log10(alpha * (scenario.full_power_w / scenario.noise_w))
+    snr = mean_snr(scenario, uplink.round(number))[episode] * scenario.antennas
+    snr_db = 10 * torch.log10(snr)
     title = f"{policy_name}, seed {seed}, round {number}"
     return round_figure(outcome.history, episode, scenario, title, snr_db.tolist())

@@ -12,7 +12,15 @@ from typing import Any
 
 from fedfade.allocation import GENIE, PERFECT
 from fedfade.config import Config
-from fedfade.experiments.metrics import Row, Summary, policies_of, series, shown, summarise
+from fedfade.experiments.metrics import (
+    Row,
+    Summary,
+    columns,
+    policies_of,
+    series,
+    shown,
+    summarise,
+)
 from fedfade.shown import tagged
 from fedfade.storage import save_figure, write_text
 from fedfade.wording import counted, listed
@@ -204,9 +212,20 @@ def _pictures(folder: Path, rows: Sequence[Row], clients: int) -> str:
 
     accuracy, uploads = figures.accuracy_figure(rows), figures.uploads_figure(rows, clients)
     served, waste = figures.served_figure(rows, clients), figures.waste_figure(rows)
+    paid = [
+        (
+            f"accuracy-{what}",
+            figures.accuracy_figure(rows, what),
+            f"Accuracy against {what}",
+            f"test accuracy against {what}",
+        )
+        for what in ("seconds", "joules")
+        if what in columns(rows)
+    ]
     sections = []
     for name, figure, heading, text in [
         ("accuracy", accuracy, "Accuracy", "test accuracy against rounds"),
+        *paid,
         ("uploads", uploads, "Uploads per round", "uploads per round"),
         ("served", served, "Who is served", "share of rounds each client delivered"),
         ("waste", waste, "Where the bits go", "bits delivered and wasted"),

@@ -110,7 +110,7 @@ def check_inputs(
     needed = {
         name: found
         for name, found in inputs_of(config).items()
-        if policy is None or name in (policy, config.radio.traces)
+        if policy is None or name in (policy, config.radio.traces, config.cost.speeds)
     }
     check_same_inputs(path, record.get("inputs"), needed)
 

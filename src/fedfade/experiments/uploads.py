@@ -11,9 +11,16 @@ from fedfade.allocation import Outcome, Policy, RecordedRounds, genie_bound, pla
 from fedfade.config import Config
 from fedfade.device import spare_bytes
 from fedfade.learning import Payload
-from fedfade.radio import Cell, Channel, db_to_linear
+from fedfade.radio import Cell, Channel, OtherCells, db_to_linear
 from fedfade.randomness import streams
-from fedfade.uplink import Round, round_reward, scenario_from_config
+from fedfade.uplink import (
+    Round,
+    draw_chance,
+    plain_round,
+    ready_slots,
+    round_reward,
+    scenario_from_config,
+)
 from fedfade.uplink.plan import service_order
 from fedfade.wording import counted
 
@@ -39,22 +46,26 @@ class Uplink:
         self.config, self._layout = config, layout
         self.seeds = [config.run.seed + i for i in range(config.run.seeds)]
         self.scenario = scenario_from_config(config, payload_bits, device)
+        self._ready = ready_slots(config, self.seeds).to(device)  # [seed, client]
         clients = config.learning.clients
         self._channel = Channel(config.radio, config.cell, clients, device)
+        self._other_cells = OtherCells(config.cell, config.radio, clients, device)
         cell = Cell(config.cell, config.radio, clients)
-        walks = self.seeds if layout is None else [layout] * len(self.seeds)
-        self._trajectory = cell.trajectory(walks, config.run.rounds, device=device)
+        self._walks = self.seeds if layout is None else [layout] * len(self.seeds)
+        self._trajectory = cell.trajectory(self._walks, config.run.rounds, device=device)
 
     @property
     def scenario_key(self) -> str:
         """Equal for uplinks whose episodes can be played in one batch."""
         values = [getattr(self.scenario, field.name) for field in fields(self.scenario)]
+        values.append(self._ready.shape[-1])  # rounds with and without late clients do not stack
         return repr([v.tolist() if isinstance(v, Tensor) else v for v in values])
 
     @property
     def key(self) -> str:
         """Equal for uplinks with the same episodes; how data are dealt does not matter."""
-        places = (self.config.radio, self.config.cell, self.seeds, self._layout)
+        speeds = self._ready.tolist()
+        places = (self.config.radio, self.config.cell, self.seeds, self._layout, speeds)
         return repr((*places, self.scenario_key))
 
     def outlook(self) -> str:
@@ -64,6 +75,10 @@ class Uplink:
         looked_at = sorted({last * part // _LOOKS for part in range(_LOOKS + 1)})
         gain_db = self._trajectory.during(looked_at).gain_db[:_LOOKS]  # [seed, round, client]
         snr = db_to_linear(gain_db.flatten(0, 1)) * (scenario.full_power_w / scenario.noise_w)
+        if scenario.other_cells:
+            seeds = (self._walks[:_LOOKS], self.seeds[:_LOOKS])
+            rise = 1.0 + self._other_cells.levels_w(*seeds, looked_at, [0]) / scenario.noise_w
+            snr = snr / rise.log().mean((2, 3, 4)).exp().flatten()[:, None]
         slots = service_order(scenario, snr, torch.zeros_like(snr[:, 0])).slots.sort(-1).values
         room = (slots <= scenario.slots) & (slots.cumsum(-1) <= scenario.bands * scenario.slots)
         needed, fit = float(slots.median()), float(room.sum(-1).float().mean())
@@ -85,16 +100,22 @@ class Uplink:
     def rounds(self, numbers: Sequence[int]) -> Round:
         """Several rounds, one episode per seed and round; gradients unknown: [(seed, round)]."""
         channel, walk = self._channel, self._trajectory
-        fading = channel.small_scale_gains(self.seeds, numbers, [0], walk)[:, :, 0]
+        drawn = channel.small_scale(self.seeds, numbers, [0], walk)
+        fading, direction = (part[:, :, 0].flatten(0, 1) for part in drawn)
+        others = self._other_cells.levels_w(self._walks, self.seeds, numbers, [0])
         alpha = db_to_linear(walk.during(numbers).gain_db).flatten(0, 1)
         count = torch.tensor(numbers, dtype=torch.float32).to(alpha.device, non_blocking=True)
-        return Round(
+        round_ = plain_round(
             alpha=alpha,
-            fading=fading.flatten(0, 1),
+            fading=fading,
             inner=torch.zeros_like(alpha)[..., None].expand(-1, -1, alpha.shape[-1]),
             number=count.repeat(len(self.seeds)),
             age=torch.zeros_like(alpha),
+            chance=draw_chance(self.scenario, self._keys("link", numbers)),
         )
+        ready = self._ready.repeat_interleave(len(numbers), 0)
+        others_w = others.flatten(0, 2)
+        return round_._replace(direction=direction, other_cells_w=others_w, ready_slot=ready)
 
     def round(self, number: int, inner: Tensor | None = None) -> Round:
         """The upload problem of a round, one episode per seed."""
@@ -103,9 +124,11 @@ class Uplink:
 
     def keys(self, policy: str, *numbers: int) -> Tensor:
         """Keys of a policy's own random numbers: [(seed, round)]."""
-        device = self.scenario.device
-        rounds = [streams(self.seeds, f"policy {policy}", number) for number in numbers]
-        return torch.stack(rounds, 1).flatten().to(device, non_blocking=True)
+        return self._keys(f"policy {policy}", numbers)
+
+    def _keys(self, purpose: str, numbers: Sequence[int]) -> Tensor:
+        rounds = [streams(self.seeds, purpose, number) for number in numbers]
+        return torch.stack(rounds, 1).flatten().to(self.scenario.device, non_blocking=True)
 
     def play(
         self,
@@ -143,6 +166,7 @@ class UploadGroup:
         self.played: dict[str, Outcome] = {}  # by policy, of all rounds in the window
         self._recorded: dict[str, RecordedRounds] = {}
         gains = self.episodes_a_round * scenario.slots * scenario.clients * scenario.bands
+        gains *= 1 if scenario.antennas == 1 else 1 + 2 * scenario.antennas  # directions too
         fit = max(1, spare_bytes(scenario.device, _AHEAD_SHARE, _AHEAD_BYTES) // (4 * gains))
         limit = _AHEAD_ROUNDS if scenario.device.type == "cpu" else scenario.rounds
         self.rounds_ahead = min(fit, limit, scenario.rounds)
@@ -197,7 +221,7 @@ class UploadGroup:
 
     def split(self, outcome: Outcome, members: Sequence[int]) -> list[Outcome]:
         """An outcome by uplink. `delivered` stays on the device; what only tables want does not."""
-        moved = [outcome.delivered, *(part.cpu() for part in outcome[1:5])]
+        moved = [outcome.delivered, *(part.cpu() for part in outcome[1:-1])]
         sizes = [len(self._uplinks[self._place[member]].seeds) for member in members]
         parts = zip(*(torch.split(part, sizes) for part in moved), strict=True)
         return [Outcome._make([*own, None]) for own in parts]
@@ -226,7 +250,7 @@ def on_cpu(outcome: Outcome) -> Outcome:
 
 def part_of(outcome: Outcome, episodes: int | Tensor) -> Outcome:
     """Some episodes of an outcome, or one, without history."""
-    return Outcome._make([*(part[episodes] for part in outcome[:5]), None])
+    return Outcome._make([*(part[episodes] for part in outcome[:-1]), None])
 
 
 def joined(rounds: Sequence[Round]) -> Round:

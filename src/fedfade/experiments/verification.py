@@ -13,7 +13,7 @@ from fedfade.config import changed
 from fedfade.device import matrix_products
 from fedfade.errors import UserError
 from fedfade.experiments.comparison import Comparison, stored_grams
-from fedfade.experiments.metrics import Row, check_complete, read_rows
+from fedfade.experiments.metrics import check_complete, columns, read_rows
 from fedfade.experiments.run_folder import (
     RESULTS,
     changed_files,
@@ -89,6 +89,7 @@ def _verify_comparison(
     comparison = Comparison(config, device)
     check_complete(rows, path, comparison.names, config, total)
     stored = {(row.seed, row.policy, row.round): row for row in rows}
+    names = columns(rows)[3:]  # the key is equal
     inner, _ = stored_grams(folder, config, len(comparison.learned))
     alone = SideBySide([comparison])
     with _threads(record.get("threads")):
@@ -96,8 +97,9 @@ def _verify_comparison(
             alone.play([comparison], lambda doing, number=number: tell(number, doing))  # type: ignore[misc]
             for row in (row for row in comparison.rows if row.round == number):
                 place = f"{row.policy}, seed {row.seed}, round {row.round}"
-                then = stored[row.seed, row.policy, row.round]
-                answer.compare(place, Row._fields[3:], then[3:], row[3:])  # the key is equal
+                both = stored[row.seed, row.policy, row.round], row
+                then, now = ([getattr(one, name) for name in names] for one in both)
+                answer.compare(place, names, then, now)
             same = np.array_equal(inner[:, number], comparison.grams[number].numpy())
             answer.compare(f"round {number}", ["Gram matrices equal"], [True], [same])
     if answer.again == total:

@@ -346,6 +346,10 @@ class WirelessStrategy(Strategy):
             for reply in placed:
                 payload[reply.client] = reply.bits
             scenario = replace(scenario, payload_bits=payload)
+        # Who did not train has nothing to send and counts as done, and is not among the awaited.
+        absent, everybody = scenario.clients - len(placed), scenario.clients
+        first, last = (min(everybody, count + absent) for count in scenario.quorum)
+        scenario = replace(scenario, quorum=(first, last))
         round_ = uplink.round(number, None if inner is None else inner.to(scenario.device))
         age = ages_after((report.delivered for report in self.history), scenario.clients)
         round_ = round_._replace(age=age[None].to(scenario.device))
@@ -361,10 +365,9 @@ class WirelessStrategy(Strategy):
             nodes = {r.client: r.message.metadata.src_node_id for r in placed}
             ask = partial(self._ask, scenario, nodes)
             outcome, exchanges = play_with_clients(self.policy, scenario, round_, keys, start, ask)
-        sending = left[0] > 0
+        sending, slots = left[0] > 0, int(outcome.slots[0])
         share = torch.where(sending, outcome.arrived(scenario)[0], 0.0).cpu()
-        last = int(outcome.finish_slot[0][sending].max())
-        return _Slots(share, float(outcome.bits[0].sum()), last, exchanges)
+        return _Slots(share, float(outcome.bits[0].sum()), slots, exchanges)
 
     def _ask(
         self, scenario: Scenario, nodes: dict[int, int], questions: list[Seen]

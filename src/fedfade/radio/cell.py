@@ -29,6 +29,7 @@ class LargeScale:
     delay_spread_s: Tensor
     azimuth_spread_deg: Tensor  # of arrival at the client
     zenith_spread_deg: Tensor  # of arrival at the client
+    departure_spread_deg: Tensor  # in azimuth, at the base station
     gain_db: Tensor  # antenna gain - path loss + shadowing: alpha = 10^(gain_db / 10)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "LargeScale":
@@ -86,9 +87,9 @@ class Cell:
         if mobility in ("reflect", "waypoint"):
             position, heading = self._walk(keys, round_index, heading)
         elif mobility == "redraw":
-            position = self._uniform_in_hexagon(fold(keys_by_round, 2))
+            position = self.uniform_in_hexagon(fold(keys_by_round, 2))
         else:
-            draw = self._uniform_in_hexagon if mobility == "fixed" else self._on_ring
+            draw = self.uniform_in_hexagon if mobility == "fixed" else self._on_ring
             position = draw(fold(keys, 2))[:, None].expand(-1, rounds, -1, -1)
         rest = self._large_scale(seeds, position, keys_by_round)
         position = position.contiguous()
@@ -117,9 +118,17 @@ class Cell:
             mixed = sum(weighted, torch.zeros_like(gain))
             spreads.append(log_normal_spread(name, self.radio.carrier_hz, mixed))
         spread_names = ("delay_spread_s", "azimuth_spread_deg", "zenith_spread_deg")
+        spread_names += ("departure_spread_deg",)
         gain = gain.clamp(max=0.0)  # nothing arrives stronger than it was sent
         found = {"distance_m": distance, "shadowing": independent[0], "gain_db": gain}
         return found | dict(zip(spread_names, spreads, strict=True))
+
+    def gain_db(self, seeds: Sequence[int], position: Tensor) -> Tensor:
+        """Large-scale gain at places [run, ..., 2] anywhere in the plane: [run, ...]."""
+        cell, keys = self.config, streams(seeds, "field 0", device=position.device)
+        shadowing = gaussian_field(keys, position, cell.shadowing_decorrelation_m)
+        distance = torch.linalg.vector_norm(position, dim=-1)
+        return (cell.shadowing_db * shadowing + self._mean_gain_db(distance)).clamp(max=0.0)
 
     def _mean_gain_db(self, distance_m: Tensor) -> Tensor:
         heights_m = self.config.bs_height_m, self.config.client_height_m
@@ -140,7 +149,7 @@ class Cell:
         angle = 2 * math.pi * uniform(keys, ())
         return radius * _unit(angle)
 
-    def _uniform_in_hexagon(self, keys: Tensor, shape: Sequence[int] = ()) -> Tensor:
+    def uniform_in_hexagon(self, keys: Tensor, shape: Sequence[int] = ()) -> Tensor:
         """Uniform over the hexagon outside the minimum distance: [*keys.shape, *shape, 2]."""
         side, nearest = self.config.side_m, self.config.min_distance_m
         # Candidates enough that all of them being too near has a chance below 1e-12.
@@ -185,7 +194,7 @@ class Cell:
         """Uniform points, of which clients do not reach the last: [run, client, leg + 1, 2]."""
         legs = 2 + int(walk_m / (0.3 * self.config.side_m))
         while True:
-            stops = self._uniform_in_hexagon(fold(keys, 2), (legs + 1,)).to(torch.float64)
+            stops = self.uniform_in_hexagon(fold(keys, 2), (legs + 1,)).to(torch.float64)
             if bool((_walked(stops)[..., -1] > walk_m).all()):
                 return stops
             legs *= 2
@@ -199,7 +208,7 @@ class Cell:
         inner, nearest = self.config.inner_radius_m, self.config.min_distance_m
         number = torch.arange(6, dtype=torch.float64, device=keys.device)
         edges = _unit(math.pi / 6 + math.pi / 3 * number)  # normals [edge, 2]
-        place = self._uniform_in_hexagon(fold(keys, 2)).to(torch.float64)  # [run, client, 2]
+        place = self.uniform_in_hexagon(fold(keys, 2)).to(torch.float64)  # [run, client, 2]
         way = _unit(2 * math.pi * uniform(fold(keys, 1), ()).to(torch.float64))
         stops, walked = [place], torch.zeros_like(place[..., 0])
         enough = walk_m * (1 + 1e-9)  # legs may be summed in another order later

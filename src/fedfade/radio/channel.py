@@ -1,16 +1,25 @@
 """Small-scale fading for whole rounds, whatever its source."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedfade.config import CellConfig, RadioConfig
-from fedfade.errors import UserError, out_of_memory
+from fedfade.errors import UserError, not_allowed, out_of_memory
 from fedfade.radio.cell import LargeScale, Trajectory
 from fedfade.radio.fading import FadingSource
 from fedfade.randomness import fold, stream
 from fedfade.seams import FADING, one_line
+
+
+class SmallScale(NamedTuple):
+    """Fading of runs x rounds x episodes, as the base station's antennas hear it together."""
+
+    gain: Tensor  # [run, round, episode, slot, client, band] float32, of mean M with M antennas
+    direction: Tensor  # [..., band, antenna, 2] unit vectors in real and imaginary parts; of no
+    # antenna where there is one
 
 
 class Channel:
@@ -32,6 +41,9 @@ class Channel:
     ) -> None:
         self.radio, self.clients, self.device = radio, clients, torch.device(device)
         self.source: FadingSource = FADING.make(radio.source, radio, cell, clients, self.device)
+        if radio.receive_antennas > 1 and not hasattr(self.source, "array"):
+            allowed = f"1 with radio.source = {radio.source!r}, which has no 'array'"
+            raise not_allowed("radio.receive_antennas", radio.receive_antennas, allowed)
 
     def small_scale_gain(
         self,
@@ -50,10 +62,17 @@ class Channel:
         episodes: Sequence[int],
         trajectory: Trajectory,
     ) -> Tensor:
-        """The same for several rounds at once: [run, round, episode, slot, client, band].
+        """The same for several rounds at once: [run, round, episode, slot, client, band]."""
+        return self.small_scale(seeds, rounds, episodes, trajectory).gain
 
-        On CUDA a round alone hardly costs less than ten.
-        """
+    def small_scale(
+        self,
+        seeds: Sequence[int],
+        rounds: Sequence[int],
+        episodes: Sequence[int],
+        trajectory: Trajectory,
+    ) -> SmallScale:
+        """The same with directions. On CUDA a round alone hardly costs less than ten."""
         wanted, there = (len(seeds), self.clients), (*trajectory.gain_db.shape[::2],)
         if wanted != there:
             raise ValueError(f"(runs, clients) {wanted} asked for, the trajectory has {there}")
@@ -70,30 +89,57 @@ class Channel:
             return spread.flatten(0, 2).to(self.device)
 
         at = trajectory.during(rounds).map(in_all_episodes)
-        gain = self._drawn(keys.flatten(0, 2), at)  # [episode, client, slot, band]
-        return gain.reshape(*batch, *gain.shape[1:]).transpose(3, 4).contiguous()
+        parts = self._drawn(keys.flatten(0, 2), at)  # [episode, client, slot, band, ...]
+        by_slot = (part.reshape(*batch, *part.shape[1:]).transpose(3, 4) for part in parts)
+        return SmallScale(*(part.contiguous() for part in by_slot))
 
-    def _drawn(self, keys: Tensor, at: LargeScale) -> Tensor:
-        """What the source draws; a user's own is checked."""
-        name = self.radio.source
-        if name in FADING.built_in:
-            return self.source.gains(keys, at)
+    def _drawn(self, keys: Tensor, at: LargeScale) -> tuple[Tensor, Tensor]:
+        """Gains and directions as the source draws them; a user's own are checked."""
+        name, antennas = self.radio.source, self.radio.receive_antennas
+        ask = "array" if antennas > 1 else "gains"
         source = f"radio.source = {name!r}"
         try:
-            gain = self.source.gains(keys, at)
+            drawn = getattr(self.source, ask)(keys, at)
         except Exception as error:
-            if isinstance(error, UserError) or out_of_memory(error, "") is not None:
+            ours = name in FADING.built_in or isinstance(error, UserError)
+            if ours or out_of_memory(error, "") is not None:
                 raise
             kind, reason = type(error).__name__, one_line(error)
-            raise UserError(f"{source} raised {kind} in gains: {reason}.") from error
-        shape = [*keys.shape, self.radio.slots, self.radio.subbands]
-        needed = f"torch.float32 {shape} on {keys.device}"
-        found = type(gain).__name__
-        if isinstance(gain, Tensor):
-            found = f"{gain.dtype} {list(gain.shape)} on {gain.device}"
-        if found != needed:
-            axes = "[episode, client, slot, band]"
-            raise UserError(f"{source} returned {found}: gains {axes} must be {needed}.")
+            raise UserError(f"{source} raised {kind} in {ask}: {reason}.") from error
+        if antennas == 1:
+            drawn = (drawn, keys.new_empty((*keys.shape, *self._shape, 0), dtype=torch.complex64))
+        if name not in FADING.built_in:
+            self._check(source, drawn, keys)
+        gain, direction = drawn
+        return gain, torch.view_as_real(direction)
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return self.radio.slots, self.radio.subbands
+
+    def _check(self, source: str, drawn: object, keys: Tensor) -> None:
+        """Refuse what a user's source must not return."""
+        if not (isinstance(drawn, tuple) and len(drawn) == 2):
+            kind = type(drawn).__name__
+            raise UserError(f"{source} returned {kind}: array must return gains and directions.")
+        antennas = self.radio.receive_antennas
+        kinds = {
+            "gains [episode, client, slot, band]": (torch.float32, self._shape),
+            "directions [episode, client, slot, band, antenna]": (
+                torch.complex64,
+                (*self._shape, antennas if antennas > 1 else 0),
+            ),
+        }
+        for (axes, (dtype, shape)), part in zip(kinds.items(), drawn, strict=True):
+            needed = f"{dtype} {[*keys.shape, *shape]} on {keys.device}"
+            found = type(part).__name__
+            if isinstance(part, Tensor):
+                found = f"{part.dtype} {list(part.shape)} on {part.device}"
+            if found != needed:
+                raise UserError(f"{source} returned {found}: {axes} must be {needed}.")
+        gain, direction = drawn
         if not bool((gain.isfinite() & (gain >= 0)).all()):
             raise UserError(f"{source} returned gains that are negative, NaN or infinite.")
-        return gain
+        length = torch.linalg.vector_norm(direction, dim=-1)
+        if antennas > 1 and not bool(((length - 1.0).abs() < 1e-3).all()):
+            raise UserError(f"{source} returned directions whose length is not 1.")

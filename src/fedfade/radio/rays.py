@@ -8,9 +8,11 @@ There are two ways to draw powers, delays and mean arrival angles of clusters, `
             angle spreads it should have. Fewer clusters then mean fewer strong paths, so more
             correlation between slots, which the standard's constants even out.
 
-Base station and client have one vertical antenna each that treats all directions alike. Then
-departure angles and cross-polarisation drop out of the coefficient (eq. 7.5-22), and a ray is
-its cluster's delay and power, its arrival direction at the moving client, and a phase. Every
+Base station and client have vertical antennas that treat all directions alike. Then
+cross-polarisation drops out of the coefficient (eq. 7.5-22), and so do departure angles where the
+base station has one antenna: a ray is its cluster's delay and power, its arrival direction at the
+moving client, and a phase. (Departure and arrival are those of the standard's downlink: what
+arrives at the client here leaves it in the uplink, by the same ways.) Every
 cluster is split into three sub-clusters of slightly different delay, not only the two strongest
 (as in QuaDRiGa: which two are strongest would jump from place to place).
 """
@@ -157,6 +159,38 @@ def draw_rays(
         doppler_hz=along * max_doppler_hz,
         phase=uniform(fold(keys, 8), tuple(along.shape[keys.dim() :])),
     )
+
+
+def draw_departures(keys: Tensor, at: LargeScale, clusters: Clusters, how: str) -> Tensor:
+    """Clusters' azimuths at the base station, relative to the direct path: [..., cluster].
+
+    As those at the client, with the base station's spread; `how` is `radio.cluster_draw`.
+    """
+    count = clusters.power.shape[-1]
+    spread_rad = torch.deg2rad(at.departure_spread_deg)
+    if how == "quadriga":
+        # The draw that has taken its share of the power already.
+        angle = (uniform(fold(keys, 1), (5, count))[..., 1, :] - 0.5) * math.pi
+        limit = spread_rad.new_full((), table("quadriga_2_8_clusters")["azimuth_stretch_limit"])
+        return _stretched(angle, clusters.power, spread_rad, limit)
+    fall = torch.log(clusters.power.amax(-1, keepdim=True) / clusters.power.clamp_min(1e-30))
+    angle = 2.0 / 1.4 / angle_scaling("azimuth", count) * torch.sqrt(fall)  # eq. 7.5-9
+    angle = _signs(fold(keys, 9), count) * angle + normal(fold(keys, 10), (count,)) / 7.0
+    return angle * spread_rad[..., None]
+
+
+def antenna_turns(keys: Tensor, at: LargeScale, departure_rad: Tensor, bs_above_m: float) -> Tensor:
+    """Phase of each ray from one antenna to the next, in turns: [..., cluster, ray].
+
+    The antennas stand half a wavelength apart in a line along y. Rays leave level: spread in
+    zenith is a degree or two there, and shortens the step by less than a percent.
+    """
+    rows, (_, _, coupled) = table()["clusters"], _within_cluster(keys.device)
+    which = integers(fold(keys, 11), _COUPLINGS, (departure_rad.shape[-1],))
+    step = torch.deg2rad(rows["azimuth_spread_departure_deg"] * coupled)[which]
+    azimuth = direction(at.position[..., 1], at.position[..., 0])[..., None] + departure_rad
+    level = at.distance_m / torch.sqrt(at.distance_m.square() + bs_above_m**2).clamp_min(1e-9)
+    return 0.5 * level[..., None, None] * torch.sin(azimuth[..., None] + step)
 
 
 def subcluster_sizes() -> list[int]:

@@ -12,7 +12,8 @@ phasor is computed where it is summed.
 """
 
 import math
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
@@ -82,9 +83,46 @@ def gains(rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int) -> Tensor:
     return way(rays, offsets_hz, slot_s, slots)
 
 
+def array_gains(
+    rays: Rays, turns: Tensor, antennas: int, offsets_hz: Tensor, slot_s: float, slots: int
+) -> tuple[Tensor, Tensor]:
+    """Power of each sub-band summed over antennas [drop, band, slot], and the field of every
+    antenna at the sub-band's centre, complex [drop, antenna, band, slot].
+
+    `turns` [drop, cluster, ray] is what a ray's phase grows by from antenna to antenna.
+    """
+    subcarriers = offsets_hz.shape[1]
+    with_centre = torch.cat([offsets_hz, offsets_hz.mean(-1, keepdim=True)], dim=-1)
+    power, centres = torch.zeros((), device=turns.device), []
+    for antenna in range(antennas):
+        heard = replace(rays, phase=rays.phase + antenna * turns)
+        field = _fields(heard, with_centre, slot_s, slots)
+        power = power + torch.view_as_real(field[:, :, :-1]).square().sum((2, -1)) / subcarriers
+        centres.append(field[:, :, -1])
+    return power, torch.stack(centres, dim=1)
+
+
+def _fields(rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int) -> Tensor:
+    """Complex amplitude at every frequency: rays of drops -> [drop, band, subcarrier, slot]."""
+    if offsets_hz.device.type == "cpu":
+        field = field_by_powers(rays, offsets_hz, slot_s, slots)
+        return field.unflatten(-2, offsets_hz.shape)[..., :slots]
+    real, imaginary = _by_blocks(field_by_sines, rays, offsets_hz, slot_s, slots).unbind(1)
+    return torch.complex(real, imaginary)[..., :slots]
+
+
 def gains_by_powers(rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int) -> Tensor:
     """The way of the CPU: few phasors, matrix products; any batch [...] -> [..., band, slot]."""
     batch, (bands, subcarriers) = rays.power.shape[:-1], offsets_hz.shape
+    field = field_by_powers(rays, offsets_hz, slot_s, slots)
+    # Real and imaginary parts lie side by side: square, sum over subcarriers, then over the pair.
+    energy = torch.view_as_real(field).flatten(-2).square_()
+    energy = energy.reshape(*batch, bands, subcarriers, -1).sum(-2)
+    return energy.reshape(*batch, bands, -1, 2)[..., :slots, :].sum(-1) / subcarriers
+
+
+def field_by_powers(rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int) -> Tensor:
+    """Complex [..., (band, subcarrier), slot], at least as many slots as asked for."""
     series = time_series(rays.doppler_hz, rays.phase, slot_s, slots, subcluster_sizes())
     weight, delay = _paths(rays)
     centre = offsets_hz.mean(-1)
@@ -92,11 +130,7 @@ def gains_by_powers(rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int) -
     at_centre = weight * _phasor(-centre[:, None] * delay)  # [..., band, path]
     from_centre = _phasor(-inside[:, None] * delay)  # [..., subcarrier, path]
     turn = (at_centre.unsqueeze(-2) * from_centre.unsqueeze(-3)).flatten(-3, -2)
-    field = turn @ series.flatten(-3, -2)  # complex [..., (band, subcarrier), slot]
-    # Real and imaginary parts lie side by side: square, sum over subcarriers, then over the pair.
-    energy = torch.view_as_real(field).flatten(-2).square_()
-    energy = energy.reshape(*batch, bands, subcarriers, -1).sum(-2)
-    return energy.reshape(*batch, bands, -1, 2)[..., :slots, :].sum(-1) / subcarriers
+    return turn @ series.flatten(-3, -2)
 
 
 def _paths(rays: Rays) -> tuple[Tensor, Tensor]:
@@ -110,6 +144,13 @@ def _paths(rays: Rays) -> tuple[Tensor, Tensor]:
 
 
 def gains_by_blocks(rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int) -> Tensor:
+    """As `gains_by_powers`."""
+    return _by_blocks(gains_by_sines, rays, offsets_hz, slot_s, slots)
+
+
+def _by_blocks(
+    way: Callable[..., Tensor], rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int
+) -> Tensor:
     """In blocks of two sizes, because a function is compiled for each size anew."""
     drops, first, groups = len(rays.power), 0, tuple(subcluster_sizes())
     parts = []
@@ -119,8 +160,7 @@ def gains_by_blocks(rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int) -
             # The last drop again where there are too few.
             which = torch.arange(first, first + size, device=rays.power.device).clamp(max=drops - 1)
             block = Rays(**{f.name: getattr(rays, f.name)[which] for f in fields(Rays)})
-            gain = gains_by_sines(block, offsets_hz, slot_s, slots, groups)
-            parts.append(gain[: drops - first])
+            parts.append(way(block, offsets_hz, slot_s, slots, groups)[: drops - first])
             first += size
     return torch.cat(parts)
 
@@ -130,15 +170,29 @@ def gains_by_sines(
     rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int, groups: tuple[int, ...]
 ) -> Tensor:
     """The way of a GPU: real numbers only, which compilers can merge, and one matrix product."""
-    batch, (bands, subcarriers) = rays.power.shape[:-1], offsets_hz.shape
+    energy = _field(rays, offsets_hz, slot_s, slots, groups).square().sum((-4, -2))
+    return energy[..., :slots] / offsets_hz.shape[1]
+
+
+@fused
+def field_by_sines(
+    rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int, groups: tuple[int, ...]
+) -> Tensor:
+    """The amplitudes behind it: [..., part, band, subcarrier, slot]."""
+    return _field(rays, offsets_hz, slot_s, slots, groups)
+
+
+def _field(
+    rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int, groups: tuple[int, ...]
+) -> Tensor:
+    batch = rays.power.shape[:-1]
     series = _rotating_sums(rays, slot_s, -(-slots // 8) * 8, groups)  # whole rows
     weight, delay = _paths(rays)
     cos, sin = (weight * part for part in _circle(-offsets_hz.flatten()[:, None] * delay))
     # Complex weights as a real matrix: [..., (part, frequency), (part, path)].
     turn = torch.cat([torch.cat([cos, -sin], dim=-1), torch.cat([sin, cos], dim=-1)], dim=-2)
     field = torch.matmul(turn, series)  # [..., (part, band, subcarrier), slot]
-    energy = field.square().view(*batch, 2, bands, subcarriers, -1).sum((-4, -2))
-    return energy[..., :slots] / subcarriers
+    return field.view(*batch, 2, *offsets_hz.shape, -1)
 
 
 def _rotating_sums(rays: Rays, slot_s: float, slots: int, groups: tuple[int, ...]) -> Tensor:

@@ -221,6 +221,6 @@ def levers(
         for name, frame in (("seeds", table), ("curves", curve), ("claims", claims)):
             write_frame(folder / f"{name}.csv", frame)
         write_frame(folder / "levers.csv", lines)
-        page.write_page(asked, folder, lines, curve, claims)
+        page.write_page(asked, folder, lines, claims)
     echo(page.page(asked, lines, claims))
     echo(f"tables: {folder / 'levers.md'}")

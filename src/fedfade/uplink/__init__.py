@@ -1,5 +1,6 @@
 """One round of uploads: slots, observations, reward, and the whole as an environment."""
 
+from fedfade.uplink.cost import Bill, Spent, client_speeds, ready_slots
 from fedfade.uplink.gradients import (
     GradientSource,
     SyntheticGradients,
@@ -24,15 +25,22 @@ from fedfade.uplink.reward import normalised_inner, round_reward, slot_reward
 from fedfade.uplink.rounds import ManyRounds, Rounds, layout_seeds
 from fedfade.uplink.slot import (
     Action,
+    Air,
     Progress,
     RewardWeights,
     Round,
     Scenario,
+    SlotAir,
     arrived,
     decode_action,
+    draw_chance,
     hop,
+    is_over,
+    mean_snr,
+    noise_rise_db,
+    plain_round,
     play_slot,
     scenario_from_config,
-    slot_gain,
+    slot_air,
     start_round,
 )

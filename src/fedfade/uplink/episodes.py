@@ -20,7 +20,7 @@ from fedfade.uplink.slot import (
     arrived,
     decode_action,
     play_slot,
-    slot_gain,
+    slot_air,
     start_round,
 )
 
@@ -64,7 +64,8 @@ class Episodes:
         until = min(self.slot + scenario.hold_slots, scenario.slots)
         for slot in range(self.slot, until):
             before, action = self.progress, decode_action(scenario, choices, slot)
-            self.progress, result = play_slot(scenario, before, slot_gain(self.round, slot), action)
+            air = slot_air(scenario, self.round, slot)
+            self.progress, result = play_slot(scenario, before, air, action)
             reward += slot_reward(scenario, self._inner, before, self.progress, result)
             sent.append((action, result))
         self.slot = until

@@ -23,7 +23,7 @@ from fedfade.uplink.plan import (
     service_order,
     timetable,
 )
-from fedfade.uplink.slot import Round, Scenario
+from fedfade.uplink.slot import Round, Scenario, mean_snr
 
 # Centre and scale of each quantity in the units named.
 SNR_CENTRE_DB, SNR_SCALE_DB = 15.0, 15.0
@@ -124,20 +124,16 @@ def _checked(name: str, part: Part) -> LoadedPart:
 # --- quantities, scaled ----------------------------------------------------------------------
 
 
-def mean_snr(scenario: Scenario, round_: Round) -> Tensor:
-    """Mean SNR at full power: [episode, client]."""
-    return round_.alpha * (scenario.full_power_w / scenario.noise_w)
-
-
 def scaled_snr(scenario: Scenario, round_: Round) -> Tensor:
-    """Large-scale gains as mean SNR at full power: [episode, client]."""
-    snr_db = 10.0 * torch.log10(mean_snr(scenario, round_).clamp(min=SNR_FLOOR))
+    """Large-scale gains as mean SNR of all antennas at full power: [episode, client]."""
+    snr = mean_snr(scenario, round_) * scenario.antennas
+    snr_db = 10.0 * torch.log10(snr.clamp(min=SNR_FLOOR))
     return ((snr_db - SNR_CENTRE_DB) / SNR_SCALE_DB).clamp(-BOUND, BOUND)
 
 
 def scaled_fading(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
-    """Small-scale gains in some slots: [episode, slot, client, band]."""
-    fading = round_.fading.index_select(1, slots)
+    """Small-scale gains in some slots over their mean: [episode, slot, client, band]."""
+    fading = round_.fading.index_select(1, slots) / scenario.antennas
     if "fading" in scenario.hide:
         return torch.ones_like(fading)
     fading_db = 10.0 * torch.log10(fading.clamp(min=FADING_FLOOR))
@@ -159,7 +155,8 @@ def scaled_clock(scenario: Scenario, slots: Tensor) -> Tensor:
 
 def order_of(scenario: Scenario, round_: Round) -> Order:
     """Clients in the order of their expected times."""
-    return service_order(scenario, mean_snr(scenario, round_), round_.number)
+    snr = mean_snr(scenario, round_)
+    return service_order(scenario, snr, round_.number, round_.staggered)
 
 
 # --- built-in parts: [slot, client, episode, width], or broadcast to it --------------------------
@@ -179,7 +176,8 @@ def _others_fading(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
 def _schedule(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
     """Own place in the block-fading schedule: sends now, its sub-band (one of C), rounds until
     its start and until its expected end, rank in the order of service."""
-    plan = timetable(scenario, mean_snr(scenario, round_), round_.number)
+    snr = mean_snr(scenario, round_)
+    plan = timetable(scenario, snr, round_.number, ready=round_.staggered)
     start, end = plan.start.T, plan.end.T  # [client, episode]
     now = slots[:, None, None]
     band = plan.band.T[..., None] == torch.arange(scenario.bands, device=scenario.device)
@@ -199,7 +197,8 @@ def _reservation(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
     it is that a sub-band's holder is done; then rounds until the own turn, share of the slots
     reserved from now on, rounds the bits left take, rank."""
     hop = not scenario.hop_subbands  # on logical sub-bands everybody stays
-    plan = reserve(scenario, mean_snr(scenario, round_), round_.number, hop=hop)
+    snr = mean_snr(scenario, round_)
+    plan = reserve(scenario, snr, round_.number, hop=hop, ready=round_.staggered)
     mine = plan.bands.permute(2, 1, 0, 3)  # [slot, client, episode, band]
     sends = mine.any(-1, keepdim=True)
     every = torch.arange(scenario.slots, device=slots.device)
@@ -287,6 +286,15 @@ def _order_fading(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
     return fading.gather(-2, clients.expand(fading.shape)).flatten(-2)
 
 
+def _ready(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
+    """Share of a round until I can send, and until each client can; 0 for who can now."""
+    if (ready := round_.staggered) is None:
+        return torch.zeros(1, 1, 1, 1, device=scenario.device)
+    wait = (ready.T - slots[:, None, None]).clamp(min=0) / scenario.slots  # [slot, client, episode]
+    everybody = wait.mT[:, None].expand(-1, scenario.clients, -1, -1)
+    return torch.cat([wait[..., None], everybody], dim=-1)
+
+
 def _blank(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
     return torch.zeros(1, 1, 1, 1, device=scenario.device)
 
@@ -337,3 +345,4 @@ FINISHED_ORDER = LoadedPart(
 ORDER_FADING = LoadedPart(
     _order_fading, width=lambda scenario: scenario.clients * scenario.bands, told="fading"
 )
+READY = LoadedPart(_ready, width=lambda scenario: 1 + scenario.clients)

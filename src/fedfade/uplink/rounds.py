@@ -13,13 +13,25 @@ from torch import Tensor
 
 from fedfade.config import Config, changed
 from fedfade.errors import not_allowed
-from fedfade.radio import Cell, Channel, Trajectory, db_to_linear
-from fedfade.randomness import stream, streams, uniform
+from fedfade.radio import Cell, Channel, OtherCells, Trajectory, db_to_linear
+from fedfade.randomness import fold, stream, streams, uniform
+from fedfade.uplink.cost import ready_slots
 from fedfade.uplink.gradients import GradientSource, gradient_source
-from fedfade.uplink.slot import RewardWeights, Round, Scenario, scenario_from_config
+from fedfade.uplink.slot import (
+    RewardWeights,
+    Round,
+    Scenario,
+    draw_chance,
+    plain_round,
+    scenario_from_config,
+)
 
 _AHEAD = 4000
 """Client-rounds of fading drawn ahead on CUDA, where a few cost as much as many."""
+
+
+Drawn = tuple[Tensor, Tensor, Tensor]
+"""Fading, its directions and other cells' levels."""
 
 
 class Rounds:
@@ -52,12 +64,13 @@ class Rounds:
         clients = config.learning.clients
         self._cell = Cell(config.cell, config.radio, clients)
         self._channel = Channel(config.radio, config.cell, clients, device)
+        self._other_cells = OtherCells(config.cell, config.radio, clients, device)
         self._batches = per_round // episodes  # in a federated round
         whole = len(self.seeds) * per_round * clients  # client-rounds of a federated round
         self._at_once = 1 if self.device.type == "cpu" else max(1, _AHEAD // whole)  # rounds
         self._cycle = self._round = -1
         self._trajectory: Trajectory | None = None
-        self._ahead: dict[tuple[int, int, int], Tensor] = {}
+        self._ahead: dict[tuple[int, int, int], Drawn] = {}
         self._inner: Tensor | None = None  # [task, client, client]
 
     def place(self, batch: int) -> tuple[int, int, int]:
@@ -75,10 +88,11 @@ class Rounds:
             self._tasks = self.seeds if same else fresh
             self._fades = self.seeds if same and self.config.run.repeat_fading else fresh
             # One layout is one layout: `fixed` keeps its places when the task starts again.
-            walks = self.seeds if self.config.cell.mobility == "fixed" else self._tasks
+            self._walks = self.seeds if self.config.cell.mobility == "fixed" else self._tasks
             rounds = self.config.run.rounds
-            self._trajectory = self._cell.trajectory(walks, rounds, device=self.device)
-            shifts = uniform(streams(walks, "gain", device=self.device), (1,))  # [task, 1]
+            self._trajectory = self._cell.trajectory(self._walks, rounds, device=self.device)
+            shifts = uniform(streams(self._walks, "gain", device=self.device), (1,))  # [task, 1]
+            self._ready = ready_slots(self.config, self._tasks).to(self.device)  # [task, client]
             self._shift_db = self.config.qmix.gain_spread_db * (2.0 * shifts - 1.0)
         if self._inner is None or (cycle, number) != (self._cycle, self._round):
             self._inner = self.gradients.inner(self._tasks, number).to(self.device)
@@ -86,13 +100,17 @@ class Rounds:
         gain_db = self._trajectory.at(number).gain_db + self._shift_db  # [task, client]
         alpha = db_to_linear(gain_db)
         played = len(self.seeds) * self.episodes
-        return Round(
+        fading, direction, other_cells_w = self._drawn(batch)
+        round_ = plain_round(
             alpha=alpha.repeat_interleave(self.episodes, 0),
-            fading=self._fading(self._fades, batch, self._trajectory),
+            fading=fading,
             inner=self._inner.repeat_interleave(self.episodes, 0),
             number=torch.full((played,), float(number), device=self.device),
             age=torch.zeros(played, self.scenario.clients, device=self.device),
+            chance=self._chance(self._fades, batch),
         )
+        ready = self._ready.repeat_interleave(self.episodes, 0)
+        return round_._replace(direction=direction, other_cells_w=other_cells_w, ready_slot=ready)
 
     def deliver(self, batch: int, delivered: Tensor) -> None:
         """The last episode decides who is averaged: `arrived` [task, episode, client]."""
@@ -101,19 +119,39 @@ class Rounds:
         if self.place(batch)[2] == self._batches - 1:
             self.gradients.deliver(delivered[:, -1])
 
-    def _fading(self, seeds: Sequence[int], batch: int, trajectory: Trajectory) -> Tensor:
-        """[task x episode, slot, client, band], fresh for every episode unless it is to repeat."""
+    def _chance(self, seeds: Sequence[int], batch: int) -> Tensor:
+        """What the link draws by, repeated where the fading is: [task x episode, slot, client]."""
+        _, number, part = self.place(batch)
+        episodes = part * self.episodes + torch.arange(self.episodes, device=self.device)
+        if self.config.run.repeat_fading:
+            episodes = torch.zeros_like(episodes)
+        keys = streams(seeds, "link", number, device=self.device)
+        return draw_chance(self.scenario, fold(keys[:, None], episodes).flatten())
+
+    def _drawn(self, batch: int) -> Drawn:
+        """What a batch of episodes is played on, fresh for every one unless it is to repeat."""
         cycle, number, part = self.place(batch)
         if self.config.run.repeat_fading:
-            one = self._channel.small_scale_gain(seeds, number, [0], trajectory)
-            return one.expand(-1, self.episodes, -1, -1, -1).flatten(0, 1)
+            one = (
+                part[:, 0].expand(-1, self.episodes, *part.shape[3:])
+                for part in self._draw([number], [0])
+            )
+            fading, direction, others = (part.flatten(0, 1) for part in one)
+            return fading, direction, others
         if (cycle, number, part) not in self._ahead:
             rounds = range(number, min(number + self._at_once, self.config.run.rounds))
             episodes = range(part * self.episodes, (part + 1) * self.episodes)
-            gains = self._channel.small_scale_gains(seeds, rounds, episodes, trajectory)
-            by_round = gains.transpose(0, 1).flatten(1, 2)  # [round, task x episode, slot, ...]
+            drawn = self._draw(rounds, episodes)
+            by_round = zip(*(part.transpose(0, 1).flatten(1, 2) for part in drawn), strict=True)
             self._ahead |= {(cycle, n, part): x for n, x in zip(rounds, by_round, strict=True)}
         return self._ahead.pop((cycle, number, part))
+
+    def _draw(self, rounds: Sequence[int], episodes: Sequence[int]) -> Drawn:
+        """Fading, directions and other cells' levels: [task, round, episode, ...]."""
+        assert self._trajectory is not None
+        small = self._channel.small_scale(self._fades, rounds, episodes, self._trajectory)
+        others = self._other_cells.levels_w(self._walks, self._fades, rounds, episodes)
+        return small.gain, small.direction, others
 
 
 class ManyRounds:
@@ -172,7 +210,9 @@ class ManyRounds:
         for group in self.groups:
             round_ = group.round(batch)
             if group.scenario.noise_w != noise_w:
-                round_ = round_._replace(alpha=round_.alpha * (noise_w / group.scenario.noise_w))
+                unit = noise_w / group.scenario.noise_w
+                other_cells_w = round_.other_cells_w * unit
+                round_ = round_._replace(alpha=round_.alpha * unit, other_cells_w=other_cells_w)
             rounds.append(round_)
         if len(rounds) == 1:
             return rounds[0]

@@ -12,7 +12,17 @@ from torch import Tensor
 
 from fedfade.config import Config
 from fedfade.learning import Payload
-from fedfade.radio import dbm_to_w, delivered_bits, noise_w, rate_bps, sinr
+from fedfade.radio import (
+    LoadedLink,
+    db_to_linear,
+    dbm_to_w,
+    delivered_bits,
+    load_link,
+    noise_w,
+    sinr,
+)
+from fedfade.randomness import uniform
+from fedfade.uplink.expected import rate_table
 
 _SINGLE_BITS = 2**24
 """float32 tells one bit from the next up to here. Of a larger payload it would lose bits slot by
@@ -42,10 +52,16 @@ class Scenario:
     bandwidth_hz: float
     slot_s: float
     noise_w: float
+    link: LoadedLink  # what gets through of a slot
+    link_delay_slots: int  # age of the air it adapts to
+    rate_table: Tensor | None  # what a link that adapts is expected to carry (`expected.py`)
     power_w: Tensor  # [level] transmit power; exactly 0 for the silent level
     full_power_w: float  # the strongest level
     full_level: int
     silent_level: int
+    antennas: int  # of the base station; fading is what all gather, so its mean is their number
+    receiver: str  # how several are combined
+    other_cells: bool  # clients of other cells are heard
     fading_shape: float  # of the gamma distribution nearest to a sub-band's fading
     reward: RewardWeights
     observe: tuple[str, ...]
@@ -55,6 +71,7 @@ class Scenario:
     hop_subbands: bool  # the sub-bands agents see and choose are logical
     binary_power: bool  # agents send at full power or not at all
     ranked_state: bool  # clients stand in the state by rank instead of by number
+    quorum: tuple[int, int]  # uploads that end a round before its first slot, and after its last
     remembers: bool  # the server takes the last update of those who do not deliver
 
     counted_in: torch.dtype = field(init=False)  # what is left of a payload
@@ -95,10 +112,10 @@ def scenario_from_config(
     """The scenario a config describes; `payload_bits` because `auto` depends on the model."""
     radio, allocation = config.radio, config.allocation
     assert radio.silent_level is not None  # the config's own check
-    # Rayleigh at one frequency; a mean over a sub-band of the clustered channel spreads by
-    # 3.5 dB instead of 5.6, as a gamma variable of shape 2 does.
-    averaged = radio.subband_gain == "average" and radio.subcarriers > 1
-    shaped = radio.source == "gamma" or (radio.source == "clustered" and averaged)
+    # Rays of one cluster reach all antennas: four of the clustered channel's fade like two
+    # (docs/explanation/channel.md). Those of other sources are independent.
+    alike = 0.5 if radio.source == "clustered" else 1.0
+    link = load_link(radio, device)
     return Scenario(
         clients=config.learning.clients,
         bands=radio.subbands,
@@ -109,11 +126,17 @@ def scenario_from_config(
         bandwidth_hz=radio.bandwidth_hz,
         slot_s=radio.slot_s,
         noise_w=noise_w(radio),
+        link=link,
+        link_delay_slots=radio.link_delay_slots,
+        rate_table=rate_table(config).to(device) if link.adapts else None,
         power_w=dbm_to_w(torch.tensor(radio.power_levels_dbm, device=device)),
         full_power_w=float(dbm_to_w(radio.power_levels_dbm[radio.full_level])),
         full_level=radio.full_level,
         silent_level=radio.silent_level,
-        fading_shape=2.0 if shaped else 1.0,
+        antennas=radio.receive_antennas,
+        receiver=radio.receiver,
+        other_cells=config.cell.interference_cells > 0,
+        fading_shape=radio.fading_shape * radio.receive_antennas**alike,
         reward=RewardWeights(**allocation.reward.model_dump()),
         observe=tuple(allocation.observe),
         hide=tuple(allocation.hide),
@@ -122,24 +145,74 @@ def scenario_from_config(
         hop_subbands=config.qmix.hop_subbands,
         binary_power=config.qmix.power == "binary",
         ranked_state=config.qmix.state == "order",
+        quorum=_quorum(config),
         remembers=config.learning.remembers,
     )
+
+
+def _quorum(config: Config) -> tuple[int, int]:
+    """As `run.deadline` says."""
+    first = last = config.learning.clients
+    if config.run.deadline != "fixed":
+        last = config.run.deadline_clients
+    return (last if config.run.deadline == "wait-for-k" else first), last
 
 
 class Round(NamedTuple):
     """One round's upload problem; constant while its slots are played."""
 
     alpha: Tensor  # [episode, client] large-scale power gain, linear
-    fading: Tensor  # [episode, slot, client, band] small-scale power gain, unit mean
+    fading: Tensor  # [episode, slot, client, band] small-scale power gain; its mean: antennas
     inner: Tensor  # [episode, client, client] Gram matrix <d_n, d_n'> of the updates
     number: Tensor  # [episode] float, the federated round t
     age: Tensor  # [episode, client] rounds since its update arrived last, or since the first round
+    # What is not there is empty: no slots, no antennas, no clients (`plain_round`).
+    chance: Tensor  # [episode, slot, client] uniform numbers for the link
+    other_cells_w: Tensor  # [episode, slot, band] power received from other cells
+    # Of unit norm, in real and imaginary parts: compilers have no complex numbers.
+    direction: Tensor  # [episode, slot, client, band, antenna, 2]
+    ready_slot: Tensor  # [episode, client] first slot in which a client can send
 
     @property
     def deviation(self) -> Tensor:
         """Estimated squared gradient deviation |g_{t-1} - g_n|^2, from the server's memory of the
         client where it has one: [episode, client]."""
         return self.inner.diagonal(dim1=-2, dim2=-1)
+
+    @property
+    def staggered(self) -> Tensor | None:
+        """`ready_slot` where clients are not all ready in slot 0."""
+        return self.ready_slot if self.ready_slot.shape[-1] else None
+
+
+def plain_round(
+    alpha: Tensor,
+    fading: Tensor,
+    inner: Tensor,
+    number: Tensor,
+    age: Tensor,
+    chance: Tensor | None = None,
+) -> Round:
+    """A round with one antenna and no other cells, in which everybody is ready from slot 0."""
+    episodes, slots, clients, bands = fading.shape
+    nothing = alpha.new_empty
+    return Round(
+        alpha,
+        fading,
+        inner,
+        number,
+        age,
+        chance=nothing(episodes, 0, clients) if chance is None else chance,
+        other_cells_w=nothing(episodes, 0, bands),
+        direction=nothing(episodes, slots, clients, bands, 0, 2),
+        ready_slot=nothing(episodes, 0),
+    )
+
+
+def draw_chance(scenario: Scenario, keys: Tensor) -> Tensor:
+    """Numbers the link draws who gets through by, [episode, slot, client], none if it does not
+    draw; `keys` [episode] seed them."""
+    return uniform(keys, (scenario.slots if scenario.link.draws else 0, scenario.clients))
 
 
 class Action(NamedTuple):
@@ -188,6 +261,7 @@ class Progress(NamedTuple):
     """What changes from slot to slot."""
 
     remaining_bits: Tensor  # [episode, client], as `Scenario.counted_in` says
+    link_state: Tensor = torch.zeros(0)  # [episode, client, width], where the link remembers
 
     @property
     def finished(self) -> Tensor:
@@ -199,13 +273,19 @@ class SlotResult(NamedTuple):
     rate_bps: Tensor  # [episode, client]
     bits: Tensor  # [episode, client] bits that counted towards the payload
     finished_now: Tensor  # [episode, client] bool
+    sends: Tensor  # [episode, client] bool: not done, ready, and the round not over
+    power_w: Tensor  # [episode, client] transmit power
 
 
-def start_round(scenario: Scenario, episodes: int) -> Progress:
-    """Everybody has the whole payload to send."""
+def start_round(
+    scenario: Scenario, episodes: int, remaining_bits: Tensor | None = None
+) -> Progress:
+    """Everybody has the whole payload to send, or what is given: [episode, client]."""
     shape, dtype = (episodes, scenario.clients), scenario.counted_in
-    nothing = torch.zeros(shape, dtype=dtype, device=scenario.device)
-    return Progress(nothing + scenario.payload_bits)
+    if remaining_bits is None:
+        remaining_bits = torch.zeros(shape, dtype=dtype, device=scenario.device)
+        remaining_bits = remaining_bits + scenario.payload_bits
+    return Progress(remaining_bits.to(dtype), scenario.link.initial.repeat(*shape, 1))
 
 
 def arrived(scenario: Scenario, progress: Progress) -> Tensor:
@@ -217,18 +297,103 @@ def arrived(scenario: Scenario, progress: Progress) -> Tensor:
     return torch.where(progress.finished, 1.0, share)
 
 
-def slot_gain(round_: Round, slot: int) -> Tensor:
-    """Power gain H = alpha * h in one slot (paper: eq. 9): [episode, client, band]."""
-    return round_.alpha[:, :, None] * round_.fading[:, slot]
+def noise_rise_db(scenario: Scenario, round_: Round) -> Tensor:
+    """How far other cells raise the noise, the mean in dB over a round: [episode].
+
+    The base station announces it with the gains, in steps of 0.1 dB. The levels of single slots
+    are known to nobody in advance.
+    """
+    if not scenario.other_cells:
+        return torch.zeros_like(round_.number)
+    rise = torch.log10(1.0 + round_.other_cells_w / scenario.noise_w).mean((1, 2))
+    return torch.round(100.0 * rise) / 10.0
+
+
+def mean_snr(scenario: Scenario, round_: Round) -> Tensor:
+    """Mean SNR at full power at one antenna, other cells counted as noise, as all know it:
+    [episode, client]."""
+    snr = round_.alpha * (scenario.full_power_w / scenario.noise_w)
+    if not scenario.other_cells:
+        return snr
+    return snr / db_to_linear(noise_rise_db(scenario, round_))[:, None]
+
+
+class Air(NamedTuple):
+    """What is between the clients and the base station at one time."""
+
+    gain: Tensor  # [episode, client, band] H = alpha * h
+    noise_w: float | Tensor  # a number, or [episode, band] with what other cells send in it
+    direction: Tensor  # [episode, client, band, antenna, 2], of no antenna where there is one
+
+
+class SlotAir(NamedTuple):
+    """All of a round that a slot is played in."""
+
+    now: Air
+    known: Air  # as it was when the base station measured it: what link adaptation goes by
+    ready: Tensor  # [episode, client] bool, who can send; the last axis empty where all can
+    chance: Tensor  # [episode, client] uniform numbers; the last axis empty where none are needed
+    quorum: int | Tensor | None = None  # uploads with which the round is over; None: those of all
+
+
+def slot_air(scenario: Scenario, round_: Round, slot: int | Tensor) -> SlotAir:
+    """The air of one slot, an int or a tensor [1]. A round begins with a measurement: in its first
+    slots nothing older is known."""
+    link, delay = scenario.link, scenario.link_delay_slots
+    now = known = _air(scenario, round_, slot)
+    if link.adapts and delay:
+        earlier = max(slot - delay, 0) if isinstance(slot, int) else (slot - delay).clamp_(min=0)
+        known = _air(scenario, round_, earlier)
+    chance = _of_slot(round_.chance, slot) if link.draws else round_.chance[:, :0, 0]
+    (first, last), quorum = scenario.quorum, None
+    if last < scenario.clients:
+        fewer = (first - last) * slot // scenario.slots  # in whole numbers: the same everywhere
+        quorum = first - fewer
+    return SlotAir(now, known, round_.ready_slot <= slot, chance, quorum)
+
+
+def is_over(progress: Progress, quorum: int | Tensor) -> Tensor:
+    """Whether as many have delivered as end the round: [episode] bool."""
+    return progress.finished.sum(-1) >= quorum
+
+
+def _of_slot(by_slot: Tensor, slot: int | Tensor) -> Tensor:
+    """[episode, slot, ...] -> [episode, ...]"""
+    return by_slot[:, slot] if isinstance(slot, int) else by_slot.index_select(1, slot)[:, 0]
+
+
+def _air(scenario: Scenario, round_: Round, slot: int | Tensor) -> Air:
+    """The air in a slot (paper: eq. 9)."""
+    gain = round_.alpha[:, :, None] * _of_slot(round_.fading, slot)
+    noise_w: float | Tensor = scenario.noise_w
+    if scenario.other_cells:
+        noise_w = noise_w + _of_slot(round_.other_cells_w, slot)
+    return Air(gain, noise_w, _of_slot(round_.direction, slot))
+
+
+def _stacked(now: float | Tensor, known: float | Tensor) -> float | Tensor:
+    """[(now, known), ...]; of a number, or of nothing, one is enough."""
+    if isinstance(now, Tensor) and isinstance(known, Tensor) and now.numel():
+        return torch.stack([now, known])
+    return now
 
 
 def play_slot(
-    scenario: Scenario, progress: Progress, gain: Tensor, action: Action
+    scenario: Scenario, progress: Progress, air: SlotAir, action: Action
 ) -> tuple[Progress, SlotResult]:
-    """Send for one slot; clients that are done stay silent whatever they answered."""
+    """Send for one slot; clients that are done stay silent whatever they answered, and so do those
+    who are not ready, and all when the round is over."""
     active = ~progress.finished
-    power_w = scenario.power_w[action.level] * active
-    rate = rate_bps(sinr(gain, action.band, power_w, scenario.noise_w), scenario.bandwidth_hz)
+    sends = active & air.ready if air.ready.shape[-1] else active
+    if air.quorum is not None:
+        sends = sends & ~is_over(progress, air.quorum)[:, None]
+    power_w = scenario.power_w[action.level] * sends
+    adapts = air.known is not air.now
+    gain, noise_w, direction = map(_stacked, air.now, air.known) if adapts else air.now
+    found = sinr(gain, action.band, power_w, noise_w, direction, scenario.receiver)
+    ratio, known = found.unbind() if adapts else (found, found)
+    state, rate = scenario.link.send(progress.link_state, ratio, known, air.chance)
     bits = delivered_bits(rate, scenario.slot_s, progress.remaining_bits)
     after = progress.remaining_bits - bits
-    return Progress(after), SlotResult(rate, bits, finished_now=active & (after <= 0))
+    result = SlotResult(rate, bits, active & (after <= 0), sends, power_w)
+    return Progress(after, state), result

@@ -1,0 +1,155 @@
+"""The link seam: Shannon, capped, the page's example, and links that do it wrong."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedfade.allocation import BUILT_IN, load_policy, play_round
+from fedfade.config import RadioConfig, load_config
+from fedfade.errors import UserError
+from fedfade.radio import load_link, rate_bps
+from fedfade.uplink import Action, play_slot, slot_air, start_round
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "own-link.md"
+NOTHING = torch.zeros(1, 4, 0)
+RATIO = torch.tensor([[0.0, 0.1, 3.0, 1e6]])
+
+
+@pytest.fixture
+def my_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The module of the page, in the working folder."""
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    (tmp_path / "my_link.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_link", raising=False)
+    return tmp_path
+
+
+def test_shannon_is_the_papers_rate() -> None:
+    link = load_link(RadioConfig())
+    _, rate = link.send(NOTHING, RATIO, RATIO, NOTHING)
+    assert torch.equal(rate, rate_bps(RATIO, 5e6))
+    assert torch.equal(link.efficiency(RATIO), torch.log2(1.0 + RATIO))
+
+
+def test_capped_by_hand() -> None:
+    changes = ["radio.link=capped", "radio.link_overhead=0.25", "radio.capped.gap_db=3"]
+    link = load_link(load_config("paper", [*changes, "radio.capped.ceiling_bps_hz=4"]).radio)
+    _, rate = link.send(NOTHING, RATIO, RATIO, NOTHING)
+    wanted = [min(4.0, math.log2(1 + r / 10**0.3)) * 0.75 for r in RATIO[0].tolist()]
+    assert link.efficiency(RATIO)[0].tolist() == pytest.approx(wanted, rel=1e-5)
+    assert rate[0].tolist() == pytest.approx([5e6 * bits for bits in wanted], rel=1e-5)
+
+
+@pytest.mark.parametrize("link", ["capped", "nr", "my_link:OneScheme"])
+def test_every_policy_plays_under_every_link(link: str, my_link: Path, make_round: Any) -> None:
+    """Nobody gets more than the link carries at most; a strong client delivers something."""
+    changes = (f"radio.link={link}", "learning.payload_bits=4e5", "radio.slots=60")
+    scenario, round_ = make_round(18.0, 6.0, overrides=changes)
+    most = float(scenario.link.efficiency(torch.tensor([1e9]))) * scenario.bandwidth_hz
+    for name in BUILT_IN:
+        outcome = play_round(load_policy(name), scenario, round_, torch.arange(3), record=True)
+        assert outcome.history is not None
+        assert float(outcome.history.rate_bps.max()) <= most * (1 + 1e-5), name
+        assert float(outcome.bits.sum()) > 0, name
+
+
+def test_max_sum_rate_matches_by_the_links_rates(make_round: Any) -> None:
+    """Above the ceiling nobody gains, so the weaker ones get the better sub-bands."""
+    scenario, round_ = make_round(
+        30.0, 0.0, 1, overrides=("radio.link=capped", "learning.clients=2", "radio.subbands=2")
+    )
+    strong, weak = (
+        1e4 * scenario.noise_w / scenario.full_power_w,
+        5 * scenario.noise_w / scenario.full_power_w,
+    )
+    round_ = round_._replace(alpha=torch.tensor([[strong, weak]]))
+    fading = torch.ones_like(round_.fading)
+    fading[:, :, :, 1] = 2.0  # the second sub-band is better for both
+    round_ = round_._replace(fading=fading)
+    outcome = play_round(
+        load_policy("max-sum-rate"), scenario, round_, torch.arange(1), record=True
+    )
+    assert outcome.history is not None
+    assert outcome.history.band[0, 0].tolist() == [0, 1]
+
+
+def test_the_page(my_link: Path, fedfade: Callable[..., Any]) -> None:
+    words = ("--set", "radio.link=my_link:OneScheme", "--seeds", 1, "--rounds", 1, "--out", "run")
+    answer = fedfade("compare", "small-cell", "--policies", "random,max-sum-rate", *words)
+    assert answer.code == 0, answer.err
+    link = load_link(load_config("paper", ["radio.link=my_link:OneScheme"]).radio)
+    assert link.efficiency(torch.tensor([2.9, 3.1])).tolist() == [0.0, 2.0]
+
+
+_SEND = "def send(self, state, ratio, known, chance):"
+WRONG = {
+    f"{_SEND} return state, ratio.double()": "rate torch.float64",
+    f"{_SEND} return state, ratio - 1": "negative, NaN or inf",
+    f"{_SEND} return ratio": "it must answer \\(state, rate\\)",
+    f"{_SEND} return ratio, ratio": "a state that is not shaped",
+    f"{_SEND} return 1 / 0": "raised ZeroDivisionError in send",
+    "": "has no 'send'",
+}
+
+
+@pytest.mark.parametrize(("method", "sentence"), WRONG.items())
+def test_a_link_that_does_it_wrong(
+    method: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_round: Any
+) -> None:
+    lines = ["class Own:", "  def __init__(self, radio, device): pass"]
+    lines += ["  def efficiency(self, ratio): return ratio", f"  {method}"]
+    (tmp_path / "wrong_link.py").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "wrong_link", raising=False)
+
+    def play() -> None:
+        scenario, round_ = make_round(overrides=("radio.link=wrong_link:Own",))
+        play_round(load_policy("random"), scenario, round_, torch.arange(3))
+
+    with pytest.raises(UserError, match=sentence):
+        play()
+
+
+def test_link_adaptation_knows_what_was_some_slots_ago(make_round: Any) -> None:
+    """A round begins with a measurement; an int and a tensor for the slot are the same."""
+    scenario, round_ = make_round(overrides=("radio.link=nr", "radio.link_delay_slots=2"))
+    for slot in (0, 1, 2, 7):
+        air = slot_air(scenario, round_, slot)
+        seen = round_.fading[:, max(slot - 2, 0)]
+        assert torch.equal(air.known.gain, round_.alpha[:, :, None] * seen)
+        for one, other in zip(slot_air(scenario, round_, torch.tensor([slot])), air, strict=True):
+            for part, same in zip(one, other, strict=True):
+                assert torch.equal(torch.as_tensor(part), torch.as_tensor(same))
+    one = slot_air(replace(scenario, link_delay_slots=0), round_, 3)
+    assert one.known is one.now
+
+
+def test_interference_counts_in_both_sinrs(make_round: Any) -> None:
+    """A neighbour on the sub-band lowers the scheme that is picked, so its block gets through."""
+    changes = ("radio.link=nr", "radio.nr.feedback=expected", "learning.clients=2")
+    scenario, round_ = make_round(15.0, 0.0, 1, overrides=changes)
+    round_ = round_._replace(fading=torch.ones_like(round_.fading))
+    full = torch.full((1, 2), scenario.full_level)
+    rates = []
+    for band in ([0, 1], [0, 0]):
+        action = Action(torch.tensor([band]), full)
+        progress = start_round(scenario, 1)
+        for slot in range(3):
+            progress, result = play_slot(
+                scenario, progress, slot_air(scenario, round_, slot), action
+            )
+        rates.append(result.rate_bps / scenario.bandwidth_hz)
+    alone, shared = rates
+    curve = scenario.link.efficiency(torch.tensor([10**1.5, 10**1.5 / (1 + 10**1.5)]))
+    assert alone[0].tolist() == pytest.approx([float(curve[0])] * 2, rel=0.1)
+    assert shared[0].tolist() == pytest.approx([float(curve[1])] * 2, rel=0.1)
