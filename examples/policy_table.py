@@ -4,9 +4,9 @@
 
 plays every round of every cell under the block-fading schedule, the wrap-around schedules, max sum
 rate, and the agents of each folder (or shipped name), on channels no training has seen, and prints
-means over seeds and rounds, out of all clients; agents of several folders are averaged. With --swap
-it plays the agents of each folder with another episode's observation instead, part by part: what
-they deliver then says what they use.
+means over seeds and rounds, out of 10; agents of several folders are averaged. With --swap it
+plays the agents of each folder with another episode's observation instead, part by part: what they
+deliver then says what they use.
 
 What everybody counts on may be wrong: --surprise-db -2 makes all gains 2 dB worse than announced,
 as interference from elsewhere would, and --rogue has one client send where and when it likes.
@@ -146,11 +146,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--presets", nargs="+", default=["paper", "ring"])
     parser.add_argument("--clusters", type=int, nargs="+", default=[14, 21, 28])
     parser.add_argument("--speeds", type=float, nargs="+", default=[18.12, 7.67, 0.83])
     parser.add_argument("--mobility", default="reflect", help="of clients in the paper's cell")
     parser.add_argument("--policies", nargs="*", default=list(BASELINES))
+    parser.add_argument("--cells", nargs="+", default=["paper", "ring"], help="presets")
     parser.add_argument("--swap", action="store_true", help="the swap test, in the paper's cell")
     parser.add_argument("--surprise-db", type=float, default=0.0, help="gains not announced")
     parser.add_argument("--rogue", action="store_true", help="one client does as it likes")
@@ -162,7 +162,7 @@ def main() -> None:
         return
     echo("| cell | clusters | m/s | " + " | ".join([*given.policies, *agents]) + " |")
     echo("|---" * (3 + len(given.policies) + len(agents)) + "|")
-    for preset, speed, clusters in product(given.presets, given.speeds, given.clusters):
+    for preset, speed, clusters in product(given.cells, given.speeds, given.clusters):
         config = cell_config(given, preset, speed, clusters)
         row = uploads(config, given.policies, given.folders, given.surprise_db, given.rogue)
         cells = " | ".join(f"{value:.2f}" for value in row)
