@@ -30,6 +30,7 @@ from fedfade.allocation import Action, Outcome, Policy, View, load_policy, play_
 from fedfade.config import Config, load_config
 from fedfade.errors import UserError
 from fedfade.experiments.uploads import Uplink
+from fedfade.learning import payload_bits
 from fedfade.randomness import integers
 from fedfade.studies.swap import AS_IS, swap_test
 from fedfade.uplink import Round, Scenario, gradient_source
@@ -57,7 +58,7 @@ class Cell(NamedTuple):
 
 def make_cell(config: Config, folders: list[str]) -> Cell:
     """All rounds of all seeds in one batch."""
-    uplink = Uplink(config, float(config.learning.payload_bits), torch.device("cpu"))
+    uplink = Uplink(config, payload_bits(config.learning), torch.device("cpu"))
     gradients = gradient_source(config, "cpu")  # some agents look at them
     rounds = [
         uplink.round(number, gradients.inner(uplink.seeds, number))

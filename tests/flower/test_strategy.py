@@ -112,10 +112,19 @@ def test_same_model_as_fedfades_own_engine(
 
 @pytest.mark.parametrize("feedback", [True, False])
 @pytest.mark.parametrize(
-    ("codec", "slots"), [("int8", 12), ("int4", 12), ("topk", 12), ("float16", 50)]
+    ("codec", "slots", "partial"),
+    [
+        ("int8", 12, False),
+        ("int4", 12, False),
+        ("topk", 12, False),
+        ("lowrank", 12, False),
+        ("float16", 50, False),
+        ("int8-progressive", 8, True),
+        ("topk-progressive", 4, True),
+    ],
 )
 def test_encoded_updates_make_the_engines_model(
-    codec: str, slots: int, feedback: bool, config: Config, tmp_path: Path
+    codec: str, slots: int, partial: bool, feedback: bool, config: Config, tmp_path: Path
 ) -> None:
     """Mod and strategy send what the engine counts, byte by byte, and remember what it does.
 
@@ -123,7 +132,8 @@ def test_encoded_updates_make_the_engines_model(
     A value on the edge of two levels may fall on the other side after a model differs in its last
     bits; with one level off in a hundred thousand, updates still agree to 1e-5 of the model.
     """
-    config = coded(config, codec=codec, error_feedback=feedback, codec_fraction=0.1)
+    changes = {"codec": codec, "error_feedback": feedback, "count_partial": partial}
+    config = coded(config, **changes, codec_fraction=0.1)
     allocation = config.allocation.model_copy(update={"policies": ["random"]})
     radio = config.radio.model_copy(update={"slots": slots})
     config = config.model_copy(update={"allocation": allocation, "radio": radio})
@@ -148,6 +158,9 @@ def test_encoded_updates_make_the_engines_model(
     delivered = [" ".join(map(str, report.delivered)) for report in strategy.history]
     assert [row.delivered_clients for row in rows] == delivered
     assert 0 < sum(len(report.delivered) for report in strategy.history) < CLIENTS * ROUNDS
+    assert partial == any(share < 1 for _, share in strategy._counted.values())
+    for row, report in zip(rows, strategy.history, strict=True):
+        assert report.bits_wasted == pytest.approx(row.bits_wasted, rel=1e-6, abs=1)
 
 
 def coded(config: Config, **changes: object) -> Config:
@@ -693,5 +706,3 @@ def test_the_code_in_the_docs(task: FederatedTask) -> None:
 def test_what_flower_does_itself_is_not_set_here(config: Config) -> None:
     with pytest.raises(UserError, match=r"learning\.server = .* under Flower"):
         FederatedTask(coded(config, server="my_rule:Own"))
-    with pytest.raises(UserError, match=r"learning\.count_partial = True .* under Flower"):
-        WirelessStrategy(fedavg(), coded(config, codec="topk", count_partial=True), "random")

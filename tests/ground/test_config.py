@@ -155,7 +155,7 @@ def test_what_is_named_shows_its_choices(fedfade) -> None:
         line.strip().split(": ", 1) for line in fedfade("config", "paper").out.split("\n")[:-1]
     )
     assert notes["source"].endswith("(clustered | rayleigh | gamma | traces | module:factory)")
-    codecs = "float16 | int8 | int4 | sign | topk | int8-progressive | topk-progressive"
+    codecs = "float16 | int8 | int4 | sign | topk | lowrank | int8-progressive | topk-progressive"
     assert notes["codec"].endswith(f"(none | float32 | {codecs} | module:factory)")
     rules = "mean | momentum | adam | yogi | mifa | fedvarp | scaffold"
     assert notes["server"].endswith(f"({rules} | module:factory)")

@@ -21,7 +21,8 @@ def _nobody_announces(parts: list[str]) -> bool:
 _UNCLUSTERED = _one_of("rayleigh", "gamma", "traces")
 _UNMOVED = _one_of("gamma", "traces")
 _NOT_WALKING = _one_of("redraw", "fixed", "ring")
-_WITHOUT_CHOICE = sorted(CODECS.built_in.keys() - {"topk", "topk-progressive"})
+_WITHOUT_CHOICE = CODECS.built_in.keys() - {"topk", "topk-progressive"}
+_WITHOUT_RANK = CODECS.built_in.keys() - {"lowrank"}
 _REMEMBERING = ("mifa", "fedvarp", "scaffold")
 _MAPPO = " ".join(f"qmix.mappo.{name}" for name in MappoConfig.model_fields)
 _CAPPED = " ".join(f"radio.capped.{name}" for name in CappedConfig.model_fields)
@@ -60,6 +61,7 @@ IDLE: list[tuple[str, dict[str, Callable[[Any], bool]]]] = [
     ("learning.alpha", {"learning.partition": _one_of("iid", "shards")}),
     ("learning.shards_per_client", {"learning.partition": _one_of("iid", "dirichlet")}),
     ("learning.codec_fraction", {"learning.codec": _one_of(*_WITHOUT_CHOICE)}),
+    ("learning.codec_rank", {"learning.codec": _one_of(*_WITHOUT_RANK)}),
     ("learning.error_feedback", {"learning.codec": _one_of("none", "float32")}),
     (
         "learning.server_beta1 learning.server_beta2 learning.server_tau",

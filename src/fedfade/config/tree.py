@@ -276,6 +276,7 @@ class LearningConfig(_Branch):
     proximal: Weight = _is(0.0, "FedProx weight; 0 is FedAvg")
     codec: CodecName = _is("none", "how an update becomes the bits that are sent; none: float32")
     codec_fraction: float = _is(0.01, "codec topk: share of the values sent", gt=0, le=1)
+    codec_rank: Whole = _is(4, "codec lowrank: rank of every matrix sent", ge=1, le=10_000)
     error_feedback: bool = _is(
         False, "clients send what the codec lost of earlier updates with the next"
     )

@@ -208,6 +208,10 @@ def levers(
     only: Annotated[
         list[str] | None, typer.Option(help="this part alone (repeatable); all if not given")
     ] = None,
+    line: Annotated[
+        list[str] | None,
+        typer.Option(help="this line of the list alone, 'random int8 mean' (repeatable)"),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="folder", show_default=_OWN.format("levers-SCALE"))
     ] = None,
@@ -232,12 +236,12 @@ def levers(
     from fedfade.experiments.run_folder import default_folder, provenance
     from fedfade.storage import begin_anew, folder_lock, write_json
     from fedfade.studies.frames import write_frame
-    from fedfade.studies.levers import page, plan, runs
+    from fedfade.studies.levers import load_picture, page, plan, runs
 
     use_threads(threads)
     fields = {"learning.data_dir": data_dir, "run.seeds": seeds, "run.rounds": rounds}
     fields |= {"run.device": device, "run.precision": precision}
-    asked = plan.load_levers(scale, only or (), with_fields(overrides, fields))
+    asked = plan.load_levers(scale, only or (), with_fields(overrides, fields), line or ())
     kept = {field: value for field, value in fields.items() if field not in _PLACES}
     folder = out or default_folder(f"levers-{scale}", given_fields(overrides, kept))
     if overwrite:
@@ -248,8 +252,9 @@ def levers(
         planned = runs.planned_runs(asked, folder)
         with time_left("rounds", sum(run.config.run.rounds for run in planned)) as tell:
             rows = runs.played(asked, planned, tell)
-        table, curve = runs.ends(rows), runs.curves(rows)
+        table, curve = runs.ends(asked, rows), runs.curves(rows)
         claims, lines = runs.judged(asked, table), runs.summary(asked, table, curve)
+        load_picture.write_load_picture(asked, folder, lines)
         for name, frame in (("seeds", table), ("curves", curve), ("claims", claims)):
             write_frame(folder / f"{name}.csv", frame)
         write_frame(folder / "levers.csv", lines)
