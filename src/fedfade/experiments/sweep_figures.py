@@ -38,6 +38,11 @@ class SweptPanel(NamedTuple):
     metrics: Mapping[str, Mapping[str, Numbers]]  # metric -> policy -> [seed, value]
 
     @property
+    def labels(self) -> list[str]:
+        """The values as an axis shows them."""
+        return [_short(value) for value in self.x]
+
+    @property
     def places(self) -> list[float] | None:
         """Where values stand on an axis; None where they are names, or orders of magnitude apart
         and better spaced evenly."""
@@ -48,6 +53,18 @@ class SweptPanel(NamedTuple):
         low, high = min(map(abs, numbers)), max(map(abs, numbers))
         even = math.isfinite(high) and (low == 0 or high <= 20 * low)
         return numbers if even else None
+
+
+def _short(value: str) -> str:
+    """A number in few letters, a name as it is.
+
+    >>> _short("2500000.0"), _short("0.5"), _short("ring")
+    ('2.5e6', '0.5', 'ring')
+    """
+    try:
+        return f"{float(value):g}".replace("e+0", "e").replace("e-0", "e-")
+    except ValueError:
+        return value
 
 
 def read_sweep(folder: Path) -> tuple[list[str], pd.DataFrame]:
@@ -79,7 +96,7 @@ def swept_panels(fields: Sequence[str], done: pd.DataFrame) -> list[SweptPanel]:
             continue
         for values, own in groups:
             pairs = zip(others, values, strict=True)
-            fixed = ", ".join(f"{name} = {value or 'as it was'}" for name, value in pairs)
+            fixed = ", ".join(f"{name} = {_short(value) or 'as it was'}" for name, value in pairs)
             found.append(_panel(field, fixed, own))
     return found
 
@@ -136,7 +153,7 @@ def sweep_figure(panels: Sequence[SweptPanel], metric: str) -> Any:
             shade = colour(policy, order)
             axes.errorbar(places, line, bars, label=drawn(policy), color=shade, capsize=2, **style)
         if panel.places is None or len(places) <= 8:
-            axes.set_xticks(places, [drawn(value) for value in panel.x])
+            axes.set_xticks(places, [drawn(label) for label in panel.labels])
         axes.set_xlabel(drawn(panel.field))
         axes.set_title(drawn(panel.others), loc="left", fontsize=10)
         tidy(axes)
@@ -173,7 +190,7 @@ def sweep_parts(folder: Path) -> list[PagePart]:
         ]
         x: dict[str, Any] = {"name": panel.field, "label": panel.field, "values": panel.places}
         if panel.places is None:
-            x |= {"values": list(range(len(panel.x))), "categories": panel.x}
+            x |= {"values": list(range(len(panel.x))), "categories": panel.labels}
         y = [
             {
                 "name": metric,
