@@ -153,9 +153,11 @@ def test_link_adaptation_knows_what_was_some_slots_ago(make_round: Any) -> None:
         air = slot_air(scenario, round_, slot)
         seen = round_.fading[:, max(slot - 2, 0)]
         assert torch.equal(air.known.gain, round_.alpha[:, :, None] * seen)
-        for one, other in zip(slot_air(scenario, round_, torch.tensor([slot])), air, strict=True):
-            for part, same in zip(one, other, strict=True):
-                assert torch.equal(torch.as_tensor(part), torch.as_tensor(same))
+        same = slot_air(scenario, round_, torch.tensor([slot]))
+        pairs = zip(
+            (*air.now, *air.known, air.chance), (*same.now, *same.known, same.chance), strict=True
+        )
+        assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in pairs)
     one = slot_air(replace(scenario, link_delay_slots=0), round_, 3)
     assert one.known is one.now
 
