@@ -20,7 +20,7 @@ from fedfade.errors import UserError
 from fedfade.experiments.comparison import compared_names
 from fedfade.experiments.explore import explored
 from fedfade.experiments.findings import Place, genie_line, headline, left_out_lines, ranked
-from fedfade.experiments.metrics import SPENT, Row, policies_of, read_rows, shown, spent
+from fedfade.experiments.metrics import PAID, Row, paid, policies_of, read_rows, shown
 from fedfade.experiments.ranking import cards, cells, ranking
 from fedfade.experiments.replay import played_again, round_part
 from fedfade.experiments.run_folder import RESULTS, check_inputs, check_unchanged, read_record
@@ -36,7 +36,7 @@ _BOUNDS = {
 }
 _PICTURES = {
     "accuracy": ("Accuracy", "test accuracy against rounds"),
-    **{f"accuracy-{n}": (f"Accuracy against {n}", f"test accuracy against {n}") for n in SPENT},
+    **{f"accuracy-{n}": (f"Accuracy against {n}", f"test accuracy against {n}") for n in PAID},
     "uploads": ("Uploads per round", "uploads per round"),
     "served": ("Who is served", "share of rounds each client delivered"),
     "waste": ("Where the bits go", "bits delivered and wasted"),
@@ -214,7 +214,7 @@ def _pictures(rows: Sequence[Row], clients: int) -> dict[str, bytes]:
 
     drawn = {
         "accuracy": figures.accuracy_figure(rows),
-        **{f"accuracy-{name}": figures.accuracy_figure(rows, name) for name in spent(rows)},
+        **{f"accuracy-{name}": figures.accuracy_figure(rows, name) for name in paid(rows)},
         "uploads": figures.uploads_figure(rows, clients),
         "served": figures.served_figure(rows, clients),
         "waste": figures.waste_figure(rows),
