@@ -116,7 +116,8 @@ class Seam:
         >>> CODECS.check("zip")
         Traceback (most recent call last):
         fedfade.errors.UserError: learning.codec = 'zip' is not allowed: it must be one of none, \
-float32, float16, int8, int4, sign, topk, int8-progressive, topk-progressive, or module:factory.
+float32, float16, int8, int4, sign, topk, lowrank, int8-progressive, topk-progressive, or \
+module:factory.
         """
         if ":" in name or name in self.built_in:  # entry points are slow to list
             return name
@@ -197,6 +198,7 @@ CODECS = Seam(
         "int4": "fedfade.learning.codecs:Int4",
         "sign": "fedfade.learning.codecs:Sign",
         "topk": "fedfade.learning.codecs:TopK",
+        "lowrank": "fedfade.learning.codecs:LowRank",
         "int8-progressive": "fedfade.learning.codecs:Int8Planes",
         "topk-progressive": "fedfade.learning.codecs:TopK",
     },

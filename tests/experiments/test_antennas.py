@@ -85,6 +85,18 @@ def test_plans_expect_what_several_antennas_gather() -> None:
             assert float((sent / planned)[strong].mean()) == pytest.approx(1.0, abs=0.06)
 
 
+@pytest.mark.parametrize(("antennas", "gain"), [(1, "average"), (4, "average"), (4, "centre")])
+def test_plans_know_how_little_an_array_fades(antennas: int, gain: str) -> None:
+    """The shape of the gamma variable that spreads as the clustered channel does, in ln."""
+    changes = (f"radio.receive_antennas={antennas}", f"radio.subband_gain={gain}")
+    few = ("run.seeds=60", "radio.slots=2", "radio.source=clustered", "radio.slot_s=0.05")
+    ours = uplink(*changes, *few)
+    fading = ours.rounds([0]).fading.double()
+    assert float(fading.mean()) == pytest.approx(antennas, rel=0.05)
+    found = float(torch.polygamma(1, torch.tensor(ours.scenario.fading_shape)))
+    assert found == pytest.approx(float(fading.log().var()), rel=0.15)
+
+
 def test_the_announced_level_is_a_mean_in_steps_of_a_tenth_of_a_decibel() -> None:
     ours = uplink(NEIGHBOURS)
     round_ = ours.rounds([0, 1, 2])

@@ -163,13 +163,13 @@ def test_a_folder_of_another_config_is_refused(fedfade, tmp_path: Path) -> None:
 
 BAD = [
     (["--policies", "magic"], "policy = 'magic' is not allowed"),
-    (["--policies", "qmix-plus-plus"], "mappo-hold, qmix, qmix-hold, qmix-plus, or module:factory"),
+    (["--policies", "qmix-plus-plus"], "qmix, qmix-hold, qmix-plus, size-free, or module:factory"),
     (["--policies", "genie"], "it needs a policy"),
     (
         ["--policies", "qmix-plus", "--set", "learning.payload_bits=auto"],
         "policy 'qmix-plus' does not fit: ",
     ),
-    (["--policies", "qmix-plus"], "what does: wrap-around-choice, or agents of your own"),
+    (["--policies", "qmix-plus"], "what does: size-free, wrap-around-choice, or agents of your"),
     (["--policies", ""], "allocation.policies"),
     (["--set", "learning.clients=0"], "learning.clients = 0"),
     (["--rounds", "0"], "run.rounds = 0"),
@@ -463,11 +463,15 @@ def test_code_and_files_that_changed_are_not_the_run_s(
     assert fedfade(*plain).code == 0
     assert set(json.loads(Path("run/run.json").read_text())["inputs"]) == {"mine:make", "drops.npz"}
     assert fedfade(*words).code == 0
-    code.write_text(code.read_text() + "# another\n")
+    code.write_text(f"# A word on it.\n{code.read_text()}\n# another\n")
+    assert "already finished" in fedfade(*words).err  # nothing that counts
+    assert fedfade("verify", "run").code == 0
+    code.write_text(code.read_text() + "another = 1\n")
     for command in (words, ["verify", "run"], ["replay", "run", "--policy", "mine:make"]):
         answer = fedfade(*command)
         assert answer.code == 2
-        assert "'mine:make' has changed since the run in 'run' began" in answer.err
+        assert "'mine:make' has changed (more than comments) since the run in 'run'" in answer.err
+        assert "--out, begin anew by --overwrite, or bring the old one back" in answer.err
     code.unlink()
     sample = ["channel", "sample", "--drops", 20, "--seed", 5, "--out", "drops.npz"]
     assert fedfade(*sample).code == 0
@@ -634,8 +638,10 @@ def test_the_table_of_the_report_stays_in_the_page(tmp_path: Path) -> None:
 
 
 def made_up_rows(policy: str, accuracy: list[list[float]], **rest: list[list[float]]) -> list[Row]:
-    """Rows of one policy from fields [seed][round]; the rest is zero, without means of models."""
-    blank = dict.fromkeys(Row._fields, 0.0) | {"policy": policy, "accuracy_averaged": math.nan}
+    """Rows of one policy from fields [seed][round]; the rest is zero, without costs and means."""
+    missing = dict.fromkeys(("accuracy_averaged", "seconds", "joules"), math.nan)
+    by_client = dict.fromkeys(("client_seconds", "client_joules"), "")
+    blank = dict.fromkeys(Row._fields, 0.0) | {"policy": policy} | missing | by_client
     columns = {"accuracy": accuracy, **rest}
     return [
         Row(**blank | {"seed": s, "round": r} | {name: c[s][r] for name, c in columns.items()})

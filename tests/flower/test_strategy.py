@@ -112,10 +112,19 @@ def test_same_model_as_fedfades_own_engine(
 
 @pytest.mark.parametrize("feedback", [True, False])
 @pytest.mark.parametrize(
-    ("codec", "slots"), [("int8", 12), ("int4", 12), ("topk", 12), ("float16", 50)]
+    ("codec", "slots", "partial"),
+    [
+        ("int8", 12, False),
+        ("int4", 12, False),
+        ("topk", 12, False),
+        ("lowrank", 12, False),
+        ("float16", 50, False),
+        ("int8-progressive", 8, True),
+        ("topk-progressive", 4, True),
+    ],
 )
 def test_encoded_updates_make_the_engines_model(
-    codec: str, slots: int, feedback: bool, config: Config, tmp_path: Path
+    codec: str, slots: int, partial: bool, feedback: bool, config: Config, tmp_path: Path
 ) -> None:
     """Mod and strategy send what the engine counts, byte by byte, and remember what it does.
 
@@ -123,7 +132,8 @@ def test_encoded_updates_make_the_engines_model(
     A value on the edge of two levels may fall on the other side after a model differs in its last
     bits; with one level off in a hundred thousand, updates still agree to 1e-5 of the model.
     """
-    config = coded(config, codec=codec, error_feedback=feedback, codec_fraction=0.1)
+    changes = {"codec": codec, "error_feedback": feedback, "count_partial": partial}
+    config = coded(config, **changes, codec_fraction=0.1)
     allocation = config.allocation.model_copy(update={"policies": ["random"]})
     radio = config.radio.model_copy(update={"slots": slots})
     config = config.model_copy(update={"allocation": allocation, "radio": radio})
@@ -148,6 +158,9 @@ def test_encoded_updates_make_the_engines_model(
     delivered = [" ".join(map(str, report.delivered)) for report in strategy.history]
     assert [row.delivered_clients for row in rows] == delivered
     assert 0 < sum(len(report.delivered) for report in strategy.history) < CLIENTS * ROUNDS
+    assert partial == any(share < 1 for _, share in strategy._counted.values())
+    for row, report in zip(rows, strategy.history, strict=True):
+        assert report.bits_wasted == pytest.approx(row.bits_wasted, rel=1e-6, abs=1)
 
 
 def coded(config: Config, **changes: object) -> Config:
@@ -224,10 +237,13 @@ def test_clients_decide_as_the_server_would(policy: str, config: Config, task) -
 ON_CLIENTS = ["wrap-around-schedule", "wrap-around-choice", "block-fading-schedule-feedback"]
 
 
+@pytest.mark.parametrize(("link", "payload"), [("shannon", 2e6), ("nr", 6e5)])
 @pytest.mark.parametrize("name", ON_CLIENTS)
-def test_unequal_clients_decide_as_the_server_would(name: str, make_round) -> None:
+def test_unequal_clients_decide_as_the_server_would(
+    name: str, link: str, payload: float, make_round
+) -> None:
     """Some have all to send, some a quarter, some nothing."""
-    small = ("radio.slots=60", "learning.payload_bits=2e6")
+    small = ("radio.slots=60", f"learning.payload_bits={payload}", f"radio.link={link}")
     scenario, round_ = make_round(12, 4, episodes=1, overrides=small)
     share = torch.tensor([[1.0, 0.0, 0.25, 0.0, 0.25, 1.0, 0.0, 0.0, 1.0, 0.5]])
     start, keys = Progress(scenario.payload_bits * share), torch.zeros(1, dtype=torch.int64)
@@ -690,5 +706,3 @@ def test_the_code_in_the_docs(task: FederatedTask) -> None:
 def test_what_flower_does_itself_is_not_set_here(config: Config) -> None:
     with pytest.raises(UserError, match=r"learning\.server = .* under Flower"):
         FederatedTask(coded(config, server="my_rule:Own"))
-    with pytest.raises(UserError, match=r"learning\.count_partial = True .* under Flower"):
-        WirelessStrategy(fedavg(), coded(config, codec="topk", count_partial=True), "random")

@@ -155,7 +155,7 @@ def test_what_is_named_shows_its_choices(fedfade) -> None:
         line.strip().split(": ", 1) for line in fedfade("config", "paper").out.split("\n")[:-1]
     )
     assert notes["source"].endswith("(clustered | rayleigh | gamma | traces | module:factory)")
-    codecs = "float16 | int8 | int4 | sign | topk | int8-progressive | topk-progressive"
+    codecs = "float16 | int8 | int4 | sign | topk | lowrank | int8-progressive | topk-progressive"
     assert notes["codec"].endswith(f"(none | float32 | {codecs} | module:factory)")
     rules = "mean | momentum | adam | yogi | mifa | fedvarp | scaffold"
     assert notes["server"].endswith(f"({rules} | module:factory)")
@@ -298,7 +298,7 @@ def test_help_says_what_arguments_are_for(command: str, fedfade) -> None:
     answer = fedfade(*command.split(), "--help")
     assert answer.code == 0
     wanted = {
-        "compare": "PRESET  preset name or path of a .yaml file  [required]",
+        "compare": "cell, urban-5g, or the path of a .yaml file  [required]",
         "reproduce": "[PART]  what to make; all in order if not given  [default: all]",
         "channel show": "FILES...  one .npz of gains, or two to compare  [required]",
     }

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from fedfade.agents import Trainer
-from fedfade.config import Config, changed, idle, load_config
+from fedfade.config import Config, RadioConfig, changed, idle, load_config
 from fedfade.config.idle import IDLE
 from fedfade.learning import Federation, learning_curve, load_data
-from fedfade.radio import Cell, Channel, OtherCells, sample_drops, sinr
+from fedfade.radio import Cell, Channel, OtherCells, load_link, sample_drops, sinr
 from fedfade.storage import write_npz
 from fedfade.uplink.cost import ready_slots, training_seconds
 
@@ -33,7 +33,8 @@ OTHER = {  # another value of each field, where half of it or its other name wil
     "radio.client_antenna_gain_dbi": 3.0, "cell.client_height_m": 3.0,
     "cell.min_distance_m": 200.0, "run.precision": "tf32", "qmix.mappo.gae_lambda": 0.5,
     "cost.speed_spread": 0.5, "run.deadline_clients": 2,
-    "radio.receiver": "mrc",
+    "radio.receiver": "mrc", "radio.link_overhead": 0.5, "radio.link_delay_slots": 2,
+    "radio.nr.table": "256qam", "radio.nr.curves": "no.json", "radio.nr.feedback": "expected",
 }  # fmt: skip
 
 
@@ -55,7 +56,20 @@ def gains(config: Config) -> torch.Tensor:
         alike = torch.ones(drawn.gain.shape[:-1])
         gain, direction = drawn
         seen.append(sinr(gain, alike.long(), alike, 1.0, direction, radio.receiver))
+    seen.append(rates(radio, 20.0 * drawn.gain[..., 0].flatten(0, 2)))
     return torch.cat([part.flatten() for part in seen])
+
+
+def rates(radio: RadioConfig, ratio: torch.Tensor) -> torch.Tensor:
+    """What the link carries of SINRs [episode, slot, client]."""
+    link, found = load_link(radio), []
+    state = link.initial.repeat(*ratio[:, 0].shape, 1)
+    for slot in range(ratio.shape[1]):
+        earlier = max(slot - radio.link_delay_slots, 0) if link.adapts else slot
+        chance = torch.full_like(ratio[:, 0], 0.5)
+        state, rate = link.send(state, ratio[:, slot], ratio[:, earlier], chance)
+        found.append(rate)
+    return torch.stack(found)
 
 
 def agents(config: Config) -> torch.Tensor:
@@ -77,6 +91,7 @@ def lateness(config: Config) -> torch.Tensor:
 
 PLACES = {  # what to play, and with which settings, for the fields of a section
     "radio": (gains, [["radio.source=rayleigh", "cell.mobility=ring"],
+                      ["radio.link=capped"], ["radio.link=nr"],
                       ["radio.source=gamma", "cell.mobility=ring"],
                       ["radio.source=traces", "cell.mobility=ring"],
                       ["radio.subband_gain=centre"]]),
@@ -111,10 +126,14 @@ def test_what_is_called_idle_changes_no_bit(
     assert torch.equal(play(changed(base, found)), play(base)), found
 
 
-@pytest.mark.parametrize("field", [f for f in FIELDS if f.startswith(("radio", "cell"))])
+HEARD = [field for field in FIELDS if field.startswith(("radio", "cell"))]
+
+
+@pytest.mark.parametrize("field", [field for field in HEARD if field != "radio.nr.curves"])
 def test_what_is_not_called_idle_does_something(field: str) -> None:
     where = {"cell.ring": "cell.mobility=ring", "cell.interference": "cell.interference_cells=2"}
-    where["radio.receiver"] = "radio.receive_antennas=2"
+    where |= {"radio.receiver": "radio.receive_antennas=2", "radio.capped": "radio.link=capped"}
+    where |= {"radio.nr": "radio.link=nr", "radio.link_": "radio.link=nr"}
     base = load_config("paper", [*SMALL, *(where[k] for k in where if field.startswith(k))])
     assert not any(idle(base, [field]))
     assert not torch.equal(gains(changed(base, {field: other(base, field)})), gains(base))

@@ -155,7 +155,7 @@ def test_a_run_under_way_and_a_training_have_one_too(fedfade, run: Path, tmp_pat
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        ("empty", "holds no run, training or checkpoint"),
+        ("empty", "holds no run, sweep, training or checkpoint"),
         ("metrics", "is not a metrics file"),
         ("link", "is a link"),
     ],

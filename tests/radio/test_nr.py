@@ -296,6 +296,24 @@ def test_a_planned_rate_is_what_the_link_carries() -> None:
         assert float(planned_rate(scenario, snr[:1, :1])) == pytest.approx(float(sent), rel=0.05)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("feedback", ["sampled", "expected"])
+def test_a_gpu_carries_the_same(feedback: str) -> None:
+    """Up to SINRs between two places of the table, which rounding may move."""
+    radio = load_config("paper", ["radio.link=nr", f"radio.nr.feedback={feedback}"]).radio
+    ratio, chance = ratios(100, 20), uniform(torch.arange(20), (100, 1))
+    found = []
+    for device in ("cpu", "cuda"):
+        link = load_link(radio, device)
+        state, rates = link.initial.repeat(20, 1, 1), []
+        for slot in range(100):
+            now, known = (ratio[max(s, 0)].to(device) for s in (slot, slot - 1))
+            state, rate = link.send(state, now, known, chance[:, slot].to(device))
+            rates.append(rate.cpu())
+        found.append(torch.stack(rates))
+    assert torch.isclose(*found, rtol=1e-3).float().mean() > 0.97
+
+
 # --- bad input --------------------------------------------------------------------------------
 
 SCHEMES = [[0, 2, 120], [1, 2, 500], [2, 4, 600]]

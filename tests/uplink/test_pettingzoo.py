@@ -119,6 +119,7 @@ def test_it_does_not_touch_the_global_generators() -> None:
     "changes",
     [
         {},
+        {"radio": {"link": "nr"}, "learning": {"payload_bits": 5e5}},
         {
             "cost": {"speed_spread": 0.02},  # of a second: some are up to 20 slots late
             "run": {"deadline": "wait-for-k", "deadline_clients": 1},

@@ -152,10 +152,11 @@ def _searched(snr: Tensor, antennas: Antennas | None = None) -> Tensor:
 def sum_rate_nats(snr: Tensor, band: Tensor, antennas: Antennas | None = None) -> Tensor:
     """Sum over clients of ln(1 + SINR) for a given choice (-1: silent): [...]."""
     gain, power = snr.expand(*band.shape, snr.shape[-1]), (band >= 0).to(snr.dtype)
-    how = ()
-    if antennas is not None:
-        how = (antennas.direction.expand(*gain.shape, -1, -1), antennas.receiver)
-    return torch.log1p(sinr(gain, band.clamp(min=0), power, 1.0, *how)).sum(-1)
+    direction, receiver = antennas or (None, "mmse")
+    if direction is not None:
+        direction = direction.expand(*gain.shape, -1, -1)
+    ratio = sinr(gain, band.clamp(min=0), power, 1.0, direction, receiver)
+    return torch.log1p(ratio).sum(-1)
 
 
 # --- step 2: subset convolution --------------------------------------------------------------
@@ -228,8 +229,8 @@ def _array_values(snr: Tensor, antennas: Antennas) -> Tensor:
     others = snr.new_zeros(1 << clients, *snr.shape)
     for client in range(clients):
         _halves(others, client)[1].add_(heard[..., client])
-    subset, client = (torch.arange(n, device=snr.device) for n in (1 << clients, clients))
-    member = (subset[:, None] >> client & 1)[:, None, None]  # [subset, 1, 1, client]
+    subset, number = (torch.arange(n, device=snr.device) for n in (1 << clients, clients))
+    member = (subset[:, None] >> number & 1)[:, None, None]  # [subset, 1, 1, client]
     return (torch.log1p(snr / (1.0 + others)) * member).sum(-1).mT.contiguous()
 
 

@@ -57,8 +57,8 @@ class WrapAroundSchedule(BuiltInPolicy):
 
     def begin(self, view: View) -> PlannedTurns:
         given = (view.scenario, view.snr, view.round_index, view.remaining_bits)
-        how = {"choice": self.choice, "worth": self.worth(view), "ready": view.ready_slot}
-        reserved = plan.reserve(*given, **how)
+        worth, ready = self.worth(view), view.ready_slot
+        reserved = plan.reserve(*given, choice=self.choice, worth=worth, ready=ready)
         left = reserved.bands.any(-1).flip(-1).cumsum(-1).flip(-1)
         return PlannedTurns(reserved, left, plan.holder_done(reserved))
 

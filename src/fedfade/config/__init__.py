@@ -19,7 +19,7 @@ from fedfade.config.files import (
     render_config,
 )
 from fedfade.config.idle import idle
-from fedfade.config.inputs import check_same_inputs, content_digest, inputs_of
+from fedfade.config.inputs import check_same_inputs, content_digest, content_of, inputs_of
 from fedfade.config.tree import (
     FASTEST,
     SILENT_DBM,

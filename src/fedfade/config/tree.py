@@ -276,6 +276,7 @@ class LearningConfig(_Branch):
     proximal: Weight = _is(0.0, "FedProx weight; 0 is FedAvg")
     codec: CodecName = _is("none", "how an update becomes the bits that are sent; none: float32")
     codec_fraction: float = _is(0.01, "codec topk: share of the values sent", gt=0, le=1)
+    codec_rank: Whole = _is(4, "codec lowrank: rank of every matrix sent", ge=1, le=10_000)
     error_feedback: bool = _is(
         False, "clients send what the codec lost of earlier updates with the next"
     )
@@ -426,7 +427,8 @@ class MappoConfig(_Branch):
 
 _OF_SETS: dict[str, object] = {"share_parameters": True, "client_id": False, "power": "binary"}
 _OF_SETS |= {"dueling": False, "trust": 0.0}  # what a network over the set of clients goes with
-_OF_ANY_SIZE = {"remaining", "slots_left", "deviation", "round", "time_to_finish", "slack"}
+_FIRST_OF_SETS = ["order", "slots_left", "fading"]
+_OF_ANY_SIZE = {"remaining", "deviation", "round", "time_to_finish", "slack"}
 
 
 class QmixConfig(_Branch):
@@ -501,6 +503,9 @@ class QmixConfig(_Branch):
     hold_slots: Whole = _is(
         1, "slots a decision is held; the last one of a round may be shorter", ge=1, le=100_000
     )
+    play_hold_slots: Whole = _is(
+        0, "slots that trained agents hold a decision; 0: as many as in training", ge=0, le=100_000
+    )
     hop_subbands: bool = _is(
         False,
         "sub-bands that agents see and choose are logical: logical b is physical (b + slot) mod C, "
@@ -527,7 +532,12 @@ class QmixConfig(_Branch):
     lessons: Weight = _is(
         1.0,
         "weight of the teacher at the first episode: in mappo's loss; in Q-learning the share of "
-        "episodes that it plays",
+        "episodes that it plays, and the weight of lesson_margin",
+    )
+    lesson_margin: Weight = _is(
+        0.0,
+        "Q-learning: the value of what the teacher would do is raised until it leads by some of "
+        "this, as long as there are lessons; 0: it is not",
     )
     lesson_episodes: Whole = _is(
         50_000, "episodes until that weight is 0; linear between", ge=1, le=10**12
@@ -573,10 +583,10 @@ class QmixConfig(_Branch):
         for field, wanted in _OF_SETS.items() if self.network == "set" else ():
             if (value := getattr(self, field)) != wanted:
                 yield f"qmix.{field}", value, f"{wanted!r} where qmix.network is 'set'"
-        summed = self.algorithm == "qmix" and self.mixer in ("vdn", "independent")
-        if self.sizes and not (self.network == "set" and summed):
-            fits = "[] unless qmix.network is 'set' and qmix.mixer is 'vdn' or 'independent'"
-            yield "qmix.sizes", self.sizes, fits
+        any_size = self.algorithm == "mappo" or self.mixer in ("vdn", "independent")
+        if self.sizes and not (self.network == "set" and any_size):
+            fits = "[] unless qmix.network is 'set', and qmix.mixer 'vdn' or 'independent' in "
+            yield "qmix.sizes", self.sizes, fits + "Q-learning"
         if any(len(size) != 2 or size[0] > 1000 or size[1] > 64 for size in self.sizes):
             fits = "a list of [clients, sub-bands], at most 1000 and 64"
             yield "qmix.sizes", self.sizes, fits
@@ -644,10 +654,11 @@ class Config(_Branch):
     def _faults(self) -> _Faults:
         if self.qmix.trust and "reservation" not in self.allocation.observe:
             yield "qmix.trust", self.qmix.trust, "0 unless allocation.observe has 'reservation'"
-        first, *rest = seen = self.allocation.observe
-        if self.qmix.network == "set" and not (first == "order" and _OF_ANY_SIZE.issuperset(rest)):
-            fits = f"order, then some of {', '.join(sorted(_OF_ANY_SIZE))}, where qmix.network is"
-            yield "allocation.observe", seen, f"{fits} 'set'"
+        first, rest = (seen := self.allocation.observe)[:3], seen[3:]
+        known = first == _FIRST_OF_SETS and _OF_ANY_SIZE.issuperset(rest)
+        if self.qmix.network == "set" and not known:
+            fits = f"{', '.join(_FIRST_OF_SETS)}, then some of {', '.join(sorted(_OF_ANY_SIZE))}"
+            yield "allocation.observe", seen, f"{fits}, where qmix.network is 'set'"
         if self.qmix.hold_slots > self.radio.slots:
             allowed = f"at most radio.slots = {self.radio.slots}"
             yield "qmix.hold_slots", self.qmix.hold_slots, allowed

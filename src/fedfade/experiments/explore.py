@@ -10,10 +10,10 @@ from fedfade.config import Config
 from fedfade.experiments.metrics import (
     CURVES,
     Row,
-    paid,
     series,
     served,
     shown,
+    spent,
     summarise,
 )
 from fedfade.radio import Cell
@@ -57,7 +57,7 @@ def curves(rows: Sequence[Row], order: Sequence[str], evaluate_every: int) -> di
     step = evaluate_every * -(-rounds // (_POINTS * evaluate_every)) if rounds > _POINTS else 1
     kept = [r for r in range(rounds) if (r + 1) % step == 0 or r + 1 == rounds]
     measured = {
-        name: [series(rows, policy, name) for policy in order] for name in (*CURVES, *paid(rows))
+        name: [series(rows, policy, name) for policy in order] for name in (*CURVES, *spent(rows))
     }
     y = [
         {
@@ -76,7 +76,7 @@ def curves(rows: Sequence[Row], order: Sequence[str], evaluate_every: int) -> di
             "label": cost.label,
             "values": [_short(one.cumsum(1)[:, kept]) for one in measured[name]],
         }
-        for name, cost in paid(rows).items()
+        for name, cost in spent(rows).items()
     ]
     return {"file": "curves", "kind": "seed", "x": x, "y": y}
 

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fedfade.allocation import GENIE, PERFECT
-from fedfade.experiments.metrics import PAID, Row, as_text, policies_of, series, served, summarise
+from fedfade.experiments.metrics import SPENT, Row, as_text, policies_of, series, served, summarise
 from fedfade.shown import drawn
 from fedfade.wording import counted
 
@@ -79,7 +79,7 @@ def accuracy_figure(rows: Sequence[Row], against: str = "round") -> Figure:
         accuracy = 100 * series(rows, policy, "accuracy")
         measured = ~np.isnan(accuracy).all(0)
         place = np.flatnonzero(measured).astype(float)
-        if against in PAID:
+        if against in SPENT:
             place = series(rows, policy, against).cumsum(1).mean(0)[measured]
         if np.isnan(place).any():  # where every upload succeeds none is paid for
             continue
@@ -91,9 +91,9 @@ def accuracy_figure(rows: Sequence[Row], against: str = "round") -> Figure:
         )
         if len(accuracy) > 1:
             axes.fill_between(place, low, high, color=shade, alpha=0.13, lw=0)
-    label = PAID[against].label if against in PAID else "federated round"
+    label = SPENT[against].label if against in SPENT else "federated round"
     axes.set(xlabel=label, ylabel="test accuracy in %")
-    axes.set_xlim(left=0 if against in PAID else None)
+    axes.set_xlim(left=0 if against in SPENT else None)
     axes.set_title(f"Test accuracy, {of_seeds(len({row.seed for row in rows}))}", loc="left")
     if axes.lines:
         axes.legend(frameon=False, fontsize=9)

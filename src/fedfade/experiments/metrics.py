@@ -2,7 +2,7 @@
 
 A metric is declared once, as a field of `Row`: how it is measured (from a `RunRound`) and, if
 tables are to show it, how it is boiled down over seeds and rounds (`Shown`). Rows, files, tables
-and the report follow from that; what rounds cost (`Paid`) is an axis of the report too.
+and the report follow from that; what rounds cost (`AddsUp`) is an axis of the report too.
 """
 
 import csv
@@ -92,7 +92,7 @@ class Curve(NamedTuple):
     digits: int = 2
 
 
-class Paid(NamedTuple):
+class AddsUp(NamedTuple):
     """What rounds cost: added up over them, an axis of the report beside the rounds themselves."""
 
     label: str  # "seconds"
@@ -226,7 +226,7 @@ class Row(NamedTuple):
     seconds: Annotated[
         float,
         lambda run: math.nan if run.spent is None else run.spent.seconds.max(),
-        Paid("seconds since the start"),
+        AddsUp("seconds since the start"),
         Curve("seconds of a round"),
         Shown(
             *("seconds", "s", lambda of: of("seconds").mean(), "{:.2f}", 1),
@@ -237,7 +237,7 @@ class Row(NamedTuple):
     joules: Annotated[
         float,
         lambda run: run.joules,
-        Paid("joules drawn by all clients"),
+        AddsUp("joules drawn by all clients"),
         Curve("joules of a round"),
         Shown(
             *("joules", "J", lambda of: of("joules").mean(), "{:.2f}", 1),
@@ -272,7 +272,7 @@ _SHOWN: dict[str, Shown] = {
 
 
 CURVES = {name: one for name, notes in _NOTES.items() for one in notes if isinstance(one, Curve)}
-PAID = {name: one for name, notes in _NOTES.items() for one in notes if isinstance(one, Paid)}
+SPENT = {name: one for name, notes in _NOTES.items() for one in notes if isinstance(one, AddsUp)}
 """By field."""
 
 
@@ -282,10 +282,10 @@ def shown(rows: Iterable[Row]) -> list[Shown]:
     return [one for name, one in _SHOWN.items() if name in there or name not in _OPTIONAL]
 
 
-def paid(rows: Iterable[Row]) -> dict[str, Paid]:
+def spent(rows: Iterable[Row]) -> dict[str, AddsUp]:
     """What rounds cost, if it was measured."""
     there = columns(rows)
-    return {name: one for name, one in PAID.items() if name in there}
+    return {name: one for name, one in SPENT.items() if name in there}
 
 
 def heading(name: str) -> str:
@@ -302,6 +302,25 @@ def as_text(name: str, value: object) -> str:
     if not isinstance(value, float):
         return str(value)
     return (_SHOWN.get(name) or Shown(name, name, lambda of: math.nan, "{:.4g}")).format(value)
+
+
+def in_units(name: str, values: Numbers) -> Numbers:
+    """Numbers in the units of tables.
+
+    >>> in_units("accuracy", np.array([0.5])), digits_of("accuracy")
+    (array([50.]), 1)
+    """
+    return (_SHOWN[name].scale if name in _SHOWN else 1.0) * values
+
+
+def title_of(name: str) -> str:
+    """What a picture calls a number."""
+    return (_SHOWN[name].title or _SHOWN[name].heading) if name in _SHOWN else name
+
+
+def digits_of(name: str) -> int:
+    """Digits behind the point in tables."""
+    return len(_SHOWN[name].text.format(0.0).partition(".")[2]) if name in _SHOWN else 3
 
 
 def measured_row(seed: int, policy: str, number: int, run: RunRound) -> Row:

@@ -20,7 +20,7 @@ from fedfade.errors import UserError
 from fedfade.experiments.comparison import compared_names
 from fedfade.experiments.explore import explored
 from fedfade.experiments.findings import Place, genie_line, headline, left_out_lines, ranked
-from fedfade.experiments.metrics import PAID, Row, paid, policies_of, read_rows, shown
+from fedfade.experiments.metrics import SPENT, Row, policies_of, read_rows, shown, spent
 from fedfade.experiments.ranking import cards, cells, ranking
 from fedfade.experiments.replay import played_again, round_part
 from fedfade.experiments.run_folder import RESULTS, check_inputs, check_unchanged, read_record
@@ -36,7 +36,7 @@ _BOUNDS = {
 }
 _PICTURES = {
     "accuracy": ("Accuracy", "test accuracy against rounds"),
-    **{f"accuracy-{n}": (f"Accuracy against {n}", f"test accuracy against {n}") for n in PAID},
+    **{f"accuracy-{n}": (f"Accuracy against {n}", f"test accuracy against {n}") for n in SPENT},
     "uploads": ("Uploads per round", "uploads per round"),
     "served": ("Who is served", "share of rounds each client delivered"),
     "waste": ("Where the bits go", "bits delivered and wasted"),
@@ -82,7 +82,7 @@ def _read(folder: Path) -> list[PagePart]:
         if any(place.glob(marker)):
             return read(place)
     found = f"it has none of {', '.join(READERS)}"
-    raise UserError(f"{str(folder)!r} holds no run, training or checkpoint: {found}.")
+    raise UserError(f"{str(folder)!r} holds no run, sweep, training or checkpoint: {found}.")
 
 
 # --- a comparison --------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def _pictures(rows: Sequence[Row], clients: int) -> dict[str, bytes]:
 
     drawn = {
         "accuracy": figures.accuracy_figure(rows),
-        **{f"accuracy-{name}": figures.accuracy_figure(rows, name) for name in paid(rows)},
+        **{f"accuracy-{name}": figures.accuracy_figure(rows, name) for name in spent(rows)},
         "uploads": figures.uploads_figure(rows, clients),
         "served": figures.served_figure(rows, clients),
         "waste": figures.waste_figure(rows),
@@ -292,9 +292,16 @@ def _training(folder: Path) -> list[PagePart]:
     return [PagePart("chart", folder.name, {"intro": intro, "picture": None}, data)]
 
 
+def _sweep(folder: Path) -> list[PagePart]:
+    from fedfade.experiments.sweep_figures import sweep_parts  # Matplotlib takes a second to import
+
+    return sweep_parts(folder)
+
+
 READERS: dict[str, Callable[[Path], list[PagePart]]] = {
     "run.json": _comparison,
     "checkpoint.json": _training,
     "seed-*/checkpoint.json": _training,
+    "sweep.csv": _sweep,
 }
 """What a folder is, by a file in it."""

@@ -117,8 +117,8 @@ class Cell:
             weighted = (w * x for w, x in zip(row, independent, strict=True))
             mixed = sum(weighted, torch.zeros_like(gain))
             spreads.append(log_normal_spread(name, self.radio.carrier_hz, mixed))
-        spread_names = ("delay_spread_s", "azimuth_spread_deg", "zenith_spread_deg")
-        spread_names += ("departure_spread_deg",)
+        spread_names = ["delay_spread_s", "azimuth_spread_deg", "zenith_spread_deg"]
+        spread_names.append("departure_spread_deg")
         gain = gain.clamp(max=0.0)  # nothing arrives stronger than it was sent
         found = {"distance_m": distance, "shadowing": independent[0], "gain_db": gain}
         return found | dict(zip(spread_names, spreads, strict=True))

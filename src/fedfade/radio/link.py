@@ -94,19 +94,19 @@ def coupling(unit: Tensor) -> Tensor:
 
 def _turned(pairs: Tensor) -> Tensor:
     """i times complex numbers given as pairs: [..., (antenna, part)]."""
-    real, imaginary = pairs.unflatten(-1, (-1, 2)).unbind(-1)
+    real, imaginary = pairs.reshape(*pairs.shape[:-1], -1, 2).unbind(-1)
     return torch.stack([-imaginary, real], dim=-1).flatten(-2)
 
 
 def kept_by_solving(unit: Tensor, others: Tensor) -> Tensor:
     """u_n^H (I + sum over k of others[n, k] u_k u_k^H)^-1 u_n, what MMSE keeps of a signal, for
     unit vectors [..., client, (antenna, part)] and SNRs [..., client, other]: [..., client]."""
-    vector = torch.view_as_complex(unit.unflatten(-1, (-1, 2)))
+    vector = torch.view_as_complex(unit.reshape(*unit.shape[:-1], -1, 2))
     outer = vector.unsqueeze(-1) * vector.conj().unsqueeze(-2)  # [..., other, antenna, antenna]
     pairs = others @ torch.view_as_real(outer).flatten(-3)
     covariance = torch.view_as_complex(pairs.view(*outer.shape, 2))
     covariance.diagonal(dim1=-2, dim2=-1).add_(1.0)
-    solved, _ = torch.linalg.solve_ex(covariance, vector)
+    solved: Tensor = torch.linalg.solve_ex(covariance, vector)[0]
     return (vector.conj() * solved).real.sum(-1)
 
 
@@ -115,7 +115,7 @@ def kept_by_elimination(unit: Tensor, others: Tensor) -> Tensor:
     numbers. As pairs, u u^H is the sum of two outer products."""
     both = torch.stack([unit, _turned(unit)], dim=-1)
     outer = (both.unsqueeze(-2) * both.unsqueeze(-3)).sum(-1)  # [..., other, pair, pair]
-    matrix = (others @ outer.flatten(-2)).unflatten(-1, outer.shape[-2:])
+    matrix = (others @ outer.flatten(-2)).view(outer.shape)
     matrix = matrix + torch.eye(unit.shape[-1], dtype=matrix.dtype, device=matrix.device)
     vector, total = unit, torch.zeros_like(unit[..., 0])
     for _ in range(unit.shape[-1]):

@@ -122,7 +122,8 @@ def information(bits_per_symbol: int) -> tuple[Floats, Floats]:
 
 def grid_db() -> Floats:
     """The tabulated SINRs."""
-    return LOWEST_DB + STEP_DB * np.arange(round((HIGHEST_DB - LOWEST_DB) / STEP_DB) + 1)
+    places = np.arange(round((HIGHEST_DB - LOWEST_DB) / STEP_DB) + 1, dtype=np.float64)
+    return LOWEST_DB + STEP_DB * places
 
 
 def block_error(scheme: Scheme, symbols: float, block_bits: float, gap_db: float) -> Floats:

@@ -67,7 +67,7 @@ class OtherCells:
         keys = fold(keys.to(self.device)[..., None], torch.tensor(list(episodes)))
         who = integers(fold(keys, 1), self._cell.clients, shape)  # [run, round, episode, cell, ...]
         gain = self.gains(places, rounds)[:, :, None].expand(*batch, -1, -1)
-        heard = gain.gather(-1, who.flatten(4)).unflatten(-1, shape[1:])
+        heard = gain.gather(-1, who.flatten(4)).view(who.shape)
         sends = uniform(fold(keys, 2), shape) < self._cell.config.interference_activity
         fading = -uniform(fold(keys, 3), (radio.fading_shape, *shape)).log().mean(3)
         full_w = float(dbm_to_w(radio.power_levels_dbm[radio.full_level]))

@@ -106,7 +106,7 @@ def _fields(rays: Rays, offsets_hz: Tensor, slot_s: float, slots: int) -> Tensor
     """Complex amplitude at every frequency: rays of drops -> [drop, band, subcarrier, slot]."""
     if offsets_hz.device.type == "cpu":
         field = field_by_powers(rays, offsets_hz, slot_s, slots)
-        return field.unflatten(-2, offsets_hz.shape)[..., :slots]
+        return field.view(len(field), *offsets_hz.shape, -1)[..., :slots]
     real, imaginary = _by_blocks(field_by_sines, rays, offsets_hz, slot_s, slots).unbind(1)
     return torch.complex(real, imaginary)[..., :slots]
 

@@ -115,7 +115,7 @@ class Bill:
 
     def seconds(self, seed: int, slots: Tensor) -> Tensor:
         """Since the model was sent, when so many slots are over: [...]."""
-        first = self.downlink_s + self._training_s[seed].min()
+        first: Tensor = self.downlink_s + self._training_s[seed].min()
         return first + slots.double() * self._slot_s
 
     def spent(

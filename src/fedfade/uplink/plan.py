@@ -297,7 +297,7 @@ def _turns(scenario: Scenario, given: Tensor, ready: Tensor | None) -> Tensor:
     return _row(scenario, given) if ready is None else _one_by_one(scenario, given, ready)
 
 
-@torch.compiler.disable  # hundreds of slots would be unrolled
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # hundreds of slots, unrolled
 def _one_by_one(scenario: Scenario, given: Tensor, ready: Tensor) -> Tensor:
     """In every slot those who are ready, in the order of places; but whoever needs all the slots
     that are left goes first, so that the last ones are as full as those of a row."""

@@ -371,11 +371,18 @@ def _air(scenario: Scenario, round_: Round, slot: int | Tensor) -> Air:
     return Air(gain, noise_w, _of_slot(round_.direction, slot))
 
 
-def _stacked(now: float | Tensor, known: float | Tensor) -> float | Tensor:
-    """[(now, known), ...]; of a number, or of nothing, one is enough."""
-    if isinstance(now, Tensor) and isinstance(known, Tensor) and now.numel():
-        return torch.stack([now, known])
-    return now
+def _both(air: SlotAir) -> Air:
+    """What is and what is known in one, [(now, known), ...]; or what is, where the link asks for no
+    more."""
+    now, known = air.now, air.known
+    if known is now:
+        return now
+    noise_w = now.noise_w
+    if isinstance(noise_w, Tensor) and isinstance(known.noise_w, Tensor):
+        noise_w = torch.stack([noise_w, known.noise_w])
+    pairs = (now.gain, known.gain), (now.direction, known.direction)
+    gain, direction = map(torch.stack, pairs)
+    return Air(gain, noise_w, direction)
 
 
 def play_slot(
@@ -388,10 +395,9 @@ def play_slot(
     if air.quorum is not None:
         sends = sends & ~is_over(progress, air.quorum)[:, None]
     power_w = scenario.power_w[action.level] * sends
-    adapts = air.known is not air.now
-    gain, noise_w, direction = map(_stacked, air.now, air.known) if adapts else air.now
+    gain, noise_w, direction = _both(air)
     found = sinr(gain, action.band, power_w, noise_w, direction, scenario.receiver)
-    ratio, known = found.unbind() if adapts else (found, found)
+    ratio, known = (found, found) if found.ndim == 2 else found.unbind()
     state, rate = scenario.link.send(progress.link_state, ratio, known, air.chance)
     bits = delivered_bits(rate, scenario.slot_s, progress.remaining_bits)
     after = progress.remaining_bits - bits

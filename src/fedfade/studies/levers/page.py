@@ -10,7 +10,7 @@ from pandas import DataFrame
 from fedfade.storage import save_figure, write_text
 from fedfade.studies.frames import markdown, matching
 from fedfade.studies.levers.plan import LeverPart, Levers
-from fedfade.studies.levers.runs import EARLY, ENOUGH
+from fedfade.studies.levers.runs import ENOUGH
 
 
 def write_page(levers: Levers, out: Path, table: DataFrame, claims: DataFrame) -> None:
@@ -27,28 +27,28 @@ def page(levers: Levers, table: DataFrame, claims: DataFrame) -> str:
         heads = ["above", "below", "after", "difference", "needed", "holds"]
         text += [
             "Differences in points of accuracy, paired over seeds, with the standard error:",
-            markdown(heads, [_claim(row) for row in claims.to_dict("records")]),
+            markdown(heads, [_claim(row, levers.early) for row in claims.to_dict("records")]),
         ]
     for part in levers.parts:
         own, run = matching(table, part=part.name), part.base.run
-        early = round(EARLY * run.rounds)
         heads = ["allocation", "codec", "server", "uploads", "final %", "mean of models %"]
-        heads += [f"after {early} rounds %", "seconds"]
-        text += [
-            f"## {part.name}: {part.says}",
-            f"{run.rounds} rounds, {run.seeds} seeds; seconds of uplink until the mean accuracy is "
-            f"{ENOUGH:.0%} of what perfect upload ends at.",
-        ]
+        heads += [f"after {levers.early} rounds %"]
+        played = f"{run.rounds} rounds, {run.seeds} seeds"
+        if any(line.allocation == "perfect" for line in part.lines):
+            heads += ["seconds"]
+            played += "; seconds of uplink until the mean accuracy is "
+            played += f"{ENOUGH:.0%} of what perfect upload ends at"
+        text += [f"## {part.name}: {part.says}", f"{played}."]
         for point in part.points:
             here = matching(own, point=point)
-            rows = [_row(line) for line in here.to_dict("records")]
+            rows = [_row(line)[: len(heads)] for line in here.to_dict("records")]
             title = [f"**{point}**"] if len(part.points) > 1 else []
             text += [*title, markdown(heads, rows)]
     return "\n\n".join(text) + "\n"
 
 
-def _claim(row: Any) -> list[str]:
-    when = "the last round" if row["after"] == 1.0 else f"{row['after']:.0%} of the rounds"
+def _claim(row: Any, early: int) -> list[str]:
+    when = f"{early} rounds" if row["early"] else "the last round"
     needed = f"{row['least']:+g}{', beyond noise' if row['beyond_noise'] else ''}"
     difference = f"{row['points']:+.2f} ± {row['error']:.2f}"
     return [row["one"], row["other"], when, difference, needed, row["holds"]]
