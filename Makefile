@@ -3,6 +3,8 @@
 # make test       everything CI checks
 # make coverage   the same, with the lines no test runs
 # make docs       the documentation site, into site/
+# make pictures   draws the pictures of the results pages again from the tables in docs/data
+# make tutorials  runs the notebooks of docs/tutorials and keeps what they show
 # make kill, fuzz, soak   the long tests of docs/explanation/reliability.md
 # All set themselves up: a virtual environment in .venv and the install. The tests need the
 # extras too (Flower, Ray, BenchMARL), which the demo does without.
@@ -10,11 +12,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo check test coverage lint docs kill fuzz soak clean
+.PHONY: demo check test coverage lint docs pictures tutorials kill fuzz soak clean
 
 demo: .venv/installed
 	$(BIN)/fedfade compare quickstart --out runs/demo
-	$(BIN)/fedfade replay runs/demo --policy shortest-remaining-first --round 7 --out runs/demo/round.png
 
 # One thread a process: two test processes share the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
@@ -30,6 +31,12 @@ coverage: .venv/tools
 
 docs: .venv/tools
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+pictures: .venv/installed
+	$(BIN)/python docs/pictures.py
+
+tutorials: .venv/tools
+	$(BIN)/python -m tests.tutorials.notebooks
 
 lint: .venv/tools
 	$(BIN)/ruff check .

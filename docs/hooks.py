@@ -3,10 +3,14 @@
 A hook of MkDocs (mkdocs.yml). The pages stay readable where they are; the site is built from them.
 """
 
+import base64
+import inspect
+import json
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_type_hints
 
 import click
 import griffe
@@ -17,6 +21,7 @@ from mkdocs.structure.pages import Page
 
 from fedfade.app import app
 from fedfade.config import Config, render_config
+from fedfade.experiments.metrics import Row, Shown
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = {
@@ -30,11 +35,40 @@ OUTSIDE = {
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for uri, name in OUTSIDE.items():
         files.append(File.generated(config, uri, content=(ROOT / name).read_text()))
+    for notebook in (ROOT / "docs" / "tutorials").glob("*.ipynb"):
+        for name, content in as_page(notebook).items():
+            files.append(File.generated(config, f"tutorials/{name}", content=content))
     return files
 
 
+def as_page(notebook: Path) -> dict[str, str | bytes]:
+    """A tutorial as Markdown, and its pictures, by file name. The notebook is there to download."""
+    name, files, text = notebook.stem, {}, []
+    for number, cell in enumerate(json.loads(notebook.read_text())["cells"]):
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            text.append(source)
+            continue
+        text.append(f"```python\n{source.rstrip(';')}\n```")
+        for part, output in enumerate(cell["outputs"]):
+            data = {kind: "".join(lines) for kind, lines in output.get("data", {}).items()}
+            if "image/png" in data:
+                picture = f"{name}-{number}-{part}.png"
+                files[picture] = base64.b64decode(data["image/png"])
+                text.append(f"![what the cell draws]({picture})")
+            elif "text/html" in data:  # a table
+                text.append(re.sub(r"<style.*?</style>", "", data["text/html"], flags=re.S))
+            else:
+                shown = data.get("text/plain") or "".join(output["text"])
+                text.append(f"```text\n{shown.rstrip()}\n```")
+    title, *rest = text[0].split("\n", 1)
+    link = f'<a href="{notebook.name}" download>Download this notebook</a>'
+    return {f"{name}.md": "\n\n".join([title, link, *rest, *text[1:]]), **files}
+
+
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    for mark, lines in {"configuration": fields, "commands": commands}.items():
+    made = {"configuration": fields, "commands": commands, "metrics": columns}
+    for mark, lines in made.items():
         marked = f"<!-- generated: {mark} -->"
         if marked in markdown:
             markdown = markdown.replace(marked, "\n".join(lines()))
@@ -55,6 +89,7 @@ def _link(page: Page, link: re.Match[str]) -> str:
         found = moved[found]
     elif found.startswith("docs/"):
         found = found.removeprefix("docs/")
+        found = re.sub(r"\.ipynb$", ".md", found)  # as `as_page` makes it
     else:
         return text
     relative = os.path.relpath(found, os.path.dirname(uri) or ".")
@@ -94,6 +129,30 @@ _FIELD = re.compile(r"( *)(\w+):(?: (.+?))?  # (.*)")
 
 def _cell(text: object) -> str:
     return " ".join(str(text).split()).replace("|", "\\|")
+
+
+def columns() -> Iterator[str]:
+    """Every column of metrics.csv: what it is by the comment in the source, and what tables and
+    the report make of it."""
+    yield "| column | what | in tables |\n|---|---|---|"
+    about = {
+        name: (above or behind).replace("    #", "").strip(" #")
+        for above, name, behind in _COLUMN.findall(inspect.getsource(Row))
+    }
+    about |= dict.fromkeys(("seed", "policy", "round"), "which line it is")
+    for name, hint in get_type_hints(Row, include_extras=True).items():
+        notes = getattr(hint, "__metadata__", ())
+        text = about[name] or next((one.label for one in notes if hasattr(one, "label")), "")
+        text = text or ("their numbers" if name.endswith("_clients") else "")
+        if not text and (of_all := name.removeprefix("client_")) in Row._fields:
+            text = f"`{of_all}` of client 0, 1, ..."
+        if not text:
+            raise ValueError(f"{name} of experiments/metrics.py: Row needs a comment")
+        shown = ", ".join(f"`{one.heading}`" for one in notes if isinstance(one, Shown))
+        yield f"| `{name}` | {_cell(text)} | {shown} |"
+
+
+_COLUMN = re.compile(r"^((?:    # .*\n)*)    (\w+): (?:[^#\n]*)(#.*)?$", re.M)
 
 
 def commands() -> Iterator[str]:

@@ -4,9 +4,11 @@
 
 plays every round of every cell under the block-fading schedule, the wrap-around schedules, max sum
 rate, and the agents of each folder (or shipped name), on channels no training has seen, and prints
-means over seeds and rounds, out of 10; agents of several folders are averaged. With --swap it
-plays the agents of each folder with another episode's observation instead, part by part: what they
-deliver then says what they use.
+means over seeds and rounds, out of 10; agents of several folders are averaged, or with --each have
+a column of their own. With --csv every number goes into a file too, with its standard error over
+seeds and its ratio to the last policy named, seed by seed. --set changes any field, such as the
+sizes. With --swap it plays the agents of each folder with another episode's observation instead,
+part by part: what they deliver then says what they use.
 
 What everybody counts on may be wrong: --surprise-db -2 makes all gains 2 dB worse than announced,
 as interference from elsewhere would, and --rogue has one client send where and when it likes.
@@ -28,6 +30,7 @@ from fedfade.allocation import Action, Outcome, Policy, View, load_policy, play_
 from fedfade.config import Config, load_config
 from fedfade.errors import UserError
 from fedfade.experiments.uploads import Uplink
+from fedfade.learning import payload_bits
 from fedfade.randomness import integers
 from fedfade.studies.swap import AS_IS, swap_test
 from fedfade.uplink import Round, Scenario, gradient_source
@@ -55,7 +58,7 @@ class Cell(NamedTuple):
 
 def make_cell(config: Config, folders: list[str]) -> Cell:
     """All rounds of all seeds in one batch."""
-    uplink = Uplink(config, float(config.learning.payload_bits), torch.device("cpu"))
+    uplink = Uplink(config, payload_bits(config.learning), torch.device("cpu"))
     gradients = gradient_source(config, "cpu")  # some agents look at them
     rounds = [
         uplink.round(number, gradients.inner(uplink.seeds, number))
@@ -69,6 +72,11 @@ def make_cell(config: Config, folders: list[str]) -> Cell:
         for folder in folders
     ]
     return Cell(uplink.scenario, batch, agents)
+
+
+def by_seed(outcome: Outcome, seeds: int) -> torch.Tensor:
+    """Mean uploads a round of every seed, of which each round has all: [seed]."""
+    return outcome.delivered.sum(-1).float().view(-1, seeds).mean(0)
 
 
 def mean_uploads(outcome: Outcome) -> float:
@@ -99,16 +107,25 @@ class WithRogue:
 
 def uploads(
     config: Config, names: list[str], folders: list[str], surprise_db: float, rogue: bool
-) -> list[float]:
-    """Mean uploads a round: one number a baseline, and one for the agents of all folders."""
+) -> torch.Tensor:
+    """Mean uploads a round of every seed, of baselines and then of each folder's agents:
+    [policy, seed]."""
     cell, found = make_cell(config, folders), []
     # Plans and agents go by the announced gains; what is worse than announced is the fading.
     batch = cell.batch._replace(fading=cell.batch.fading * 10 ** (surprise_db / 10))
     for policy in [*map(load_policy, names), *cell.agents]:
         played = WithRogue(policy) if rogue else policy
-        found.append(mean_uploads(play_round(played, cell.scenario, batch, cell.keys)))
-    means = found[: len(names)]
-    return means + ([sum(found[len(names) :]) / len(folders)] if folders else [])
+        outcome = play_round(played, cell.scenario, batch, cell.keys)
+        found.append(by_seed(outcome, config.run.seeds))
+    return torch.stack(found)
+
+
+def figures(own: torch.Tensor, rival: torch.Tensor) -> list[float]:
+    """Mean of [seed] and its standard error; its ratio to a rival's mean, and that one's error by
+    how the difference at this ratio varies from seed to seed."""
+    ratio, root = own.mean() / rival.mean(), len(own) ** 0.5
+    errors = own.std() / root, (own - ratio * rival).std() / root / rival.mean()
+    return [float(x) for x in (own.mean(), errors[0], ratio, errors[1])]
 
 
 def print_swaps(config: Config, folders: list[str]) -> None:
@@ -135,7 +152,7 @@ def cell_config(given: argparse.Namespace, preset: str, speed: float, clusters: 
     ]
     if preset == "paper":
         changes.append(f"cell.mobility={given.mobility}")
-    return load_config(preset, changes)
+    return load_config(preset, [*changes, *given.set])
 
 
 def main() -> None:
@@ -149,22 +166,37 @@ def main() -> None:
     parser.add_argument("--speeds", type=float, nargs="+", default=[18.12, 7.67, 0.83])
     parser.add_argument("--mobility", default="reflect", help="of clients in the paper's cell")
     parser.add_argument("--policies", nargs="*", default=list(BASELINES))
+    parser.add_argument("--cells", nargs="+", default=["paper", "ring"], help="presets")
+    parser.add_argument("--set", nargs="+", default=[], help="fields, as in --set of fedfade")
+    parser.add_argument("--each", action="store_true", help="a column for every folder")
+    parser.add_argument("--csv", type=Path, help="a file for all numbers and their errors")
     parser.add_argument("--swap", action="store_true", help="the swap test, in the paper's cell")
     parser.add_argument("--surprise-db", type=float, default=0.0, help="gains not announced")
     parser.add_argument("--rogue", action="store_true", help="one client does as it likes")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    agents = ["agents"] if given.folders else []
     if given.swap:
         print_swaps(cell_config(given, "paper", given.speeds[0], given.clusters[0]), given.folders)
         return
-    echo("| cell | clusters | m/s | " + " | ".join([*given.policies, *agents]) + " |")
-    echo("|---" * (3 + len(given.policies) + len(agents)) + "|")
-    for preset, speed, clusters in product(("paper", "ring"), given.speeds, given.clusters):
+    agents = given.folders if given.each else ["agents"] * bool(given.folders)
+    names, rows = [*given.policies, *agents], []
+    echo("| cell | clusters | m/s | " + " | ".join(names) + " |")
+    echo("|---" * (3 + len(names)) + "|")
+    for preset, speed, clusters in product(given.cells, given.speeds, given.clusters):
         config = cell_config(given, preset, speed, clusters)
-        row = uploads(config, given.policies, given.folders, given.surprise_db, given.rogue)
-        cells = " | ".join(f"{value:.2f}" for value in row)
+        found = uploads(config, given.policies, given.folders, given.surprise_db, given.rogue)
+        count, rival = len(given.policies), found[max(0, len(given.policies) - 1)]
+        if not given.each and given.folders:
+            found = torch.cat([found[:count], found[count:].mean(0, keepdim=True)])
+        cells = " | ".join(f"{value:.2f}" for value in found.mean(-1))
         echo(f"| `{preset}` | {clusters} | {speed:g} | {cells} |")
+        for name, own in zip(names, found, strict=True):
+            row = [f"{number:.4f}" for number in figures(own, rival)]
+            size = [str(config.learning.clients), str(config.radio.subbands)]
+            rows.append([preset, *size, str(clusters), f"{speed:g}", name, *row])
+    if given.csv:
+        head = "cell,clients,subbands,clusters,speed_mps,policy,uploads,error,ratio,ratio_error"
+        given.csv.write_text("\n".join([head, *map(",".join, rows)]) + "\n")
 
 
 if __name__ == "__main__":

@@ -54,8 +54,8 @@ def _refuse_the_network(event: str, arguments: tuple[object, ...]) -> None:
 
 sys.addaudithook(_refuse_the_network)
 
-SLOW_FOLDERS = ("bench", "experiments", "flower", "reliability", "studies")
-QUICK_IN_THEM = ("test_source.py", "test_a_run_leaves_a_report")
+SLOW_FOLDERS = ("bench", "experiments", "flower", "pages", "reliability", "studies", "tutorials")
+QUICK_IN_THEM = ("test_source.py", "test_a_run_leaves_a_report", "test_what_is_kept_is_clean")
 SLOW_TESTS = (
     "test_a_kill_at_any_moment_of_a_save_of_two_seeds",
     "test_a_plain_key_is_folded_where_the_index_is",

@@ -11,7 +11,7 @@ from rich.table import Table
 from fedfade import __version__
 from fedfade.bench import command as bench
 from fedfade.commands import channel, options
-from fedfade.commands.compare import compare, replay
+from fedfade.commands.compare import compare, replay, report
 from fedfade.commands.learning import bound, data, learn, partition
 from fedfade.commands.mistakes import mistake
 from fedfade.commands.sweep import sweep
@@ -48,7 +48,8 @@ app = typer.Typer(
 )
 
 app.command(short_help="Compare policies: who wins, and why.")(compare)
-app.command(short_help="Draw one round of a comparison, slot by slot.")(replay)
+app.command(short_help="Watch one round of a comparison, slot by slot.")(replay)
+app.command(short_help="One page of several runs, or of an old one.")(report)
 app.command(short_help="Train QMIX agents on the uplink.")(train)
 app.command(short_help="Write trained agents as ONNX, one per client.")(export)
 app.command(short_help="What is a bit of channel knowledge worth?")(ladder)

@@ -1,7 +1,11 @@
-"""The device a run computes on."""
+"""The device a run computes on, and how many threads of the CPU."""
 
+import math
+import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import torch
 
@@ -33,6 +37,47 @@ def spare_bytes(device: torch.device, share: float, on_cpu: int) -> int:
     # PyTorch keeps what it once had; to the driver that is not free, to us it is.
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(share * (free + kept))
+
+
+_WATCHED_S = 0.1
+
+
+def usable_cores() -> int:
+    """Cores this process may use: those it is bound to, no more than its control group is paid."""
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    with suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(bound or 1, math.ceil(int(quota) / int(period))))  # "max": no quota
+    return bound or 1
+
+
+def free_cores() -> int:
+    """Usable cores that nobody else keeps busy now, at least one: threads that wait for a core
+    make all others wait, and one thread is ten times faster than two on a busy machine."""
+    cores = usable_cores()
+    if cores == 1 or not (before := _idle_s()):
+        return cores
+    time.sleep(_WATCHED_S)
+    idle = sum(
+        sorted((b - a for a, b in zip(before, _idle_s(), strict=False)), reverse=True)[:cores]
+    )
+    return max(1, min(cores, round(idle / _WATCHED_S)))
+
+
+def _idle_s() -> list[float]:
+    """Seconds each core has been idle since the machine started; nothing where nobody says."""
+    with suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/stat").read_text().splitlines()
+        ticks = [line.split() for line in lines if line.startswith("cpu") and line[3].isdigit()]
+        return [(int(own[4]) + int(own[5])) / os.sysconf("SC_CLK_TCK") for own in ticks]
+    return []
+
+
+def use_threads(wanted: int | None) -> None:
+    """Compute on so many threads; if nobody says how many, here or by OMP_NUM_THREADS, on as many
+    as there are free cores. No number depends on it."""
+    if wanted is not None or "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(wanted or free_cores())
 
 
 @contextmanager

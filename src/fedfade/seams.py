@@ -116,7 +116,8 @@ class Seam:
         >>> CODECS.check("zip")
         Traceback (most recent call last):
         fedfade.errors.UserError: learning.codec = 'zip' is not allowed: it must be one of none, \
-float32, float16, int8, int4, sign, topk, int8-progressive, topk-progressive, or module:factory.
+float32, float16, int8, int4, sign, topk, lowrank, int8-progressive, topk-progressive, or \
+module:factory.
         """
         if ":" in name or name in self.built_in:  # entry points are slow to list
             return name
@@ -144,9 +145,13 @@ float32, float16, int8, int4, sign, topk, int8-progressive, topk-progressive, or
                 raise UserError(f"{self.field} {name!r} has no {member!r}: {needed}.")
         return made
 
+    def own(self, name: str) -> Any:
+        """The factory of a built-in name; None for any other, of which nothing is loaded."""
+        return pkgutil.resolve_name(self.built_in[name]) if name in self.built_in else None
+
     def _factory(self, name: str) -> Any:
         if name in self.built_in:  # and never a module of the working folder in its place
-            return pkgutil.resolve_name(self.built_in[name])
+            return self.own(name)
         for entry in entry_points(group=self.group):
             if entry.name == name:
                 try:
@@ -193,6 +198,7 @@ CODECS = Seam(
         "int4": "fedfade.learning.codecs:Int4",
         "sign": "fedfade.learning.codecs:Sign",
         "topk": "fedfade.learning.codecs:TopK",
+        "lowrank": "fedfade.learning.codecs:LowRank",
         "int8-progressive": "fedfade.learning.codecs:Int8Planes",
         "topk-progressive": "fedfade.learning.codecs:TopK",
     },
@@ -245,7 +251,7 @@ LINKS = Seam(
 
 _PARTS = ["alphas", "fading", "remaining", "slots_left", "deviation", "round", "finished"]
 _PARTS += ["others_fading", "schedule", "reservation", "time_to_finish", "order", "slack"]
-_PARTS += ["finished_order", "order_fading"]
+_PARTS += ["finished_order", "order_fading", "ready"]
 PARTS = Seam(
     "allocation.observe",
     "fedfade.observation_parts",

@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import stat
 import tempfile
 import zipfile
@@ -308,6 +309,17 @@ def _links(folder: Path | str) -> Iterator[str]:
                 yield entry.path
             elif entry.is_dir():
                 yield from _links(entry.path)
+
+
+def begin_anew(folder: Path, marker: str, names: Iterable[str]) -> None:
+    """Remove what a command has left in a folder, and nothing else, if it has left its `marker`;
+    the marker last, by which it is known."""
+    if not (folder / marker).exists():
+        return
+    with folder_lock(folder):
+        for path in (path for name in (*names, marker) for path in folder.glob(name)):
+            with _told(f"{str(path)!r} cannot be removed"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 class InUse(UserError):

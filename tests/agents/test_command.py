@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from fedfade.agents import Report, Trainer, load_checkpoint
+from fedfade.agents import Report, Trainer, live, load_checkpoint, trained_folders
 from fedfade.commands.train import MIXER_NAMES
 from fedfade.config import load_config
 from fedfade.errors import UserError
@@ -157,11 +158,11 @@ def test_data_traces_and_code_that_changed_are_not_the_trainings(
     for command in again:
         assert fedfade(*command).code == 0
     before = code.read_text()
-    code.write_text(before + "# another\n")
+    code.write_text(before + "another = 1\n")
     for command in again:
         answer = fedfade(*command)
         assert answer.code == 2
-        assert "'own_model:make' has changed since the run in 'run' began" in answer.err
+        assert "'own_model:make' has changed (more than comments) since the run in" in answer.err
     code.write_text(before)
     assert fedfade(*sample, 5).code == 0
     for command in again:
@@ -169,3 +170,59 @@ def test_data_traces_and_code_that_changed_are_not_the_trainings(
     config = load_config("small-cell", [*overrides, *fields, "qmix.episodes=40"])
     with pytest.raises(UserError, match=r"'drops\.npz' has changed"):
         Train().lines(config, Path("run"))
+
+
+def test_a_seed_that_was_alone_is_joined_by_others(
+    fedfade, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One training, then two seeds of it: nothing is trained twice, and both are found."""
+    monkeypatch.setattr("fedfade.commands.train._draw", lambda *given: None)
+    asked = ["train", "small-cell", *words(overrides), "--episodes", 20]
+    assert fedfade(*asked, "--out", tmp_path / "grown").code == 0
+    before = load_checkpoint(tmp_path / "grown").files
+    other = [*asked, "--set", "qmix.gamma=0.5", "--seeds", 2]
+    assert "qmix.gamma" in fedfade(*other, "--out", tmp_path / "grown").err
+    for out in ("grown", "fresh"):
+        answer = fedfade(*asked, "--seeds", 2, "--out", tmp_path / out)
+        assert answer.code == 0, answer.err
+    folders = trained_folders(tmp_path / "grown")
+    assert [folder.name for folder in folders] == ["seed-0", "seed-1"]
+    assert load_checkpoint(folders[0]).files == before
+    fresh = trained_folders(tmp_path / "fresh")
+    for one, same in zip(folders, fresh, strict=True):
+        ours, theirs = (load_checkpoint(folder).tensors("agents") for folder in (one, same))
+        for name, tensor in ours.items():  # alone, sums are of other lengths and round differently
+            torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=1e-6)
+    answer = fedfade(*asked, "--seed", 2, "--out", tmp_path / "grown")  # one more
+    assert answer.code == 0, answer.err
+    assert len(trained_folders(tmp_path / "grown")) == 3
+
+
+def test_a_page_follows_a_training(
+    fedfade, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read again by the browser while it runs, and no more when it has ended."""
+    monkeypatch.setattr("fedfade.commands.train._draw", lambda *given: None)
+    seen: list[str] = []
+    real = live.write_text
+    monkeypatch.setattr(
+        live, "write_text", lambda path, text: (seen.append(text), real(path, text))
+    )
+    monkeypatch.setattr(live, "REFRESH_S", 1e-9)
+    monkeypatch.setattr(live, "_SHARE", 1e9)
+    asked = ["train", "small-cell", *words(overrides), "--episodes", 60, "--out", tmp_path]
+    answer = fedfade(*asked)
+    assert answer.code == 0, answer.err
+    assert f"open {tmp_path / 'training.html'}" in answer.err
+    assert "a median client needs about" in answer.err
+    assert all('http-equiv="refresh"' in text for text in seen[:2])
+    assert "Time left" in seen[1]
+    page = (tmp_path / "training.html").read_text()
+    assert page == seen[-1]
+    assert "refresh" not in page
+    assert "Time left" not in page
+    for word in ("Finished.", "Uploads a round", "Exploration", "Value of a state", "<polyline"):
+        assert word in page
+    (tmp_path / "training.html").unlink()
+    assert "already finished" in fedfade(*asked).err  # from the finished folder
+    assert (tmp_path / "training.html").read_text() == page

@@ -67,6 +67,7 @@ def played_plainly(config: Config, choices: Tensor) -> tuple[list[Decision], Ten
         ["qmix.hop_subbands=true", "qmix.advance=0.7"],
         ["qmix.power=binary", "qmix.hop_subbands=true"],
         ["qmix.hold_slots=1", "qmix.state=order"],
+        ["cost.speed_spread=0.01", "run.deadline=adaptive", "allocation.observe=[ready, order]"],
         ["radio.link=nr", "learning.payload_bits=5e4"],
         ["radio.receive_antennas=2", "cell.interference_cells=2", "learning.payload_bits=3e5"],
     ],

@@ -56,12 +56,24 @@ def test_they_play_under_another_link(link: str) -> None:
     assert all(0.5 < some < 5 for some in found.values()), found
 
 
+@pytest.mark.parametrize(("clients", "bands"), [(10, 4), (7, 3), (16, 5)])
+def test_agents_for_any_size_deliver_nearly_what_the_plan_does(clients: int, bands: int) -> None:
+    """On hundreds of rounds 1 % less; the last two sizes they were not trained on."""
+    size = [f"learning.clients={clients}", f"radio.subbands={bands}"]
+    config = load_config("paper", [*UNSEEN, *size])
+    agents = compared_policy(config, "size-free")
+    assert agents.scope == "local"
+    assert not {"schedule", "reservation"} & {*agents.observed.observe}
+    assert uploads(agents, config) >= 0.88 * uploads(load_policy("wrap-around-choice"), config)
+
+
 def test_they_fit_the_papers_sizes_and_no_other() -> None:
+    """But for those for any."""
     names = shipped_policies()
     assert "qmix-plus" in names
     for preset in ("paper", "ring", "paper-epochs", "paper-nr"):
         assert shipped_policies_for(load_config(preset)) == names
-    assert shipped_policies_for(load_config("small-cell")) == []
+    assert shipped_policies_for(load_config("small-cell")) == ["size-free"]
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from fedfade.agents import Trainer
+from fedfade.agents.learner import Learner
 from fedfade.agents.mappo import EpisodeMemory
+from fedfade.agents.transitions import Batch
 from fedfade.allocation import Action, View, load_policy, play_round
-from fedfade.config import Config, load_config
+from fedfade.config import Config, QmixConfig, load_config
 from fedfade.errors import UserError
 from fedfade.randomness import streams
 
@@ -59,9 +61,8 @@ def test_lessons_end(overrides: list[str]) -> None:
 
 def test_a_decision_that_is_held_is_that_of_its_middle(overrides: list[str]) -> None:
     """Under MAPPO every decision is remembered with what the teacher would have done."""
-    trainer = Trainer(
-        taught(overrides, "qmix.algorithm=mappo", "qmix.hold_slots=5", "qmix.power=binary")
-    )
+    changes = ["qmix.algorithm=mappo", "qmix.hold_slots=5", "qmix.power=binary"]
+    trainer = Trainer(taught(overrides, *changes, "allocation.observe=[alphas,slots_left]"))
     round_, scenario = trainer.rounds.round(0), trainer.scenario
     trainer.play_batch()
     assert isinstance(trainer.memory, EpisodeMemory)
@@ -78,8 +79,57 @@ def test_a_decision_that_is_held_is_that_of_its_middle(overrides: list[str]) -> 
         assert torch.equal(lesson[early & sends], band[early & sends])
 
 
-def test_continued_exactly(overrides: list[str]) -> None:
-    config = taught(overrides, "qmix.algorithm=mappo")
+def test_agents_that_see_their_fading_are_shown_the_slot_they_see(overrides: list[str]) -> None:
+    """What the plan does in the first slot of a held decision, sub-band chosen by its fading."""
+    changes = ["qmix.algorithm=mappo", "qmix.hold_slots=5", "qmix.power=binary"]
+    changes += ["allocation.observe=[order,slots_left,fading]", "qmix.teacher=wrap-around-choice"]
+    trainer = Trainer(taught(overrides, *changes))
+    round_, scenario = trainer.rounds.round(0), trainer.scenario
+    trainer.play_batch()
+    assert isinstance(trainer.memory, EpisodeMemory)
+    keys = streams(range(trainer.rollout.episodes), "any")
+    played = play_round(load_policy("wrap-around-choice"), scenario, round_, keys, record=True)
+    assert played.history is not None
+    band, level = played.history.band[0], played.history.level[0]
+    wanted = torch.where(level == scenario.full_level, band, scenario.bands)
+    assert torch.equal(trainer.memory.lesson[0].T, wanted)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_values_are_drawn_to_what_the_teacher_did(masked: bool) -> None:
+    """One update against autograd: TD error and cross entropy of values by the margin."""
+    options = {"mixer": "vdn", "hidden": [6], "optimiser": "adam", "mask_finished": masked}
+    config = QmixConfig(**options, agent_rate=0.01, lesson_margin=0.2)  # type: ignore[arg-type]
+    learner = Learner(config, agents=3, width=5, state_width=2, actions=4, seeds=[1])
+    g = torch.Generator().manual_seed(2)
+    seen, then = torch.randn(2, 3, 8, 5, generator=g)
+    choice, lesson = torch.randint(4, (2, 3, 8), generator=g)
+    finished, nobody = torch.rand(3, 8, generator=g) < 0.3, torch.zeros(3, 8, dtype=torch.bool)
+    state, reward = torch.zeros(1, 8, 2), torch.randn(1, 8, generator=g)
+    masks = (finished, nobody) if masked else (None, None)
+    fields = (seen, state, choice, reward, then, state, torch.full((1, 8), 0.9))
+    batch = Batch(*fields, *masks, lesson)
+    weights = [parameter.detach().clone() for parameter in learner.agents.parameters()]
+    target = learner.target(batch)[0, 0]
+    learner.update(batch, torch.tensor(0.5))
+
+    parameters = [weight.clone().requires_grad_() for weight in weights]
+    w0, w1, b0, b1 = parameters  # padded to quadruples
+    padded = torch.nn.functional.pad(seen, (0, w0.shape[1] - 5))
+    values = (padded @ w0 + b0).relu() @ w1 + b1  # [agent, batch, action]
+    active = ~finished if masked else ~nobody
+    total = (values.gather(-1, choice[..., None])[..., 0] * active).sum(0)
+    loss = (total - target).square().mean()
+    own = torch.nn.functional.cross_entropy(values[active] / 0.2, lesson[active], reduction="sum")
+    (loss + 0.5 * 0.2 * own / 8).backward()
+    torch.optim.Adam(parameters, lr=0.01).step()
+    for mine, wanted in zip(learner.agents.parameters(), parameters, strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("change", ["qmix.algorithm=mappo", "qmix.lesson_margin=0.1"])
+def test_continued_exactly(overrides: list[str], change: str) -> None:
+    config = taught(overrides, change)
     whole, first, then = (Trainer(config) for _ in range(3))
     for _ in range(3):
         whole.play_batch()

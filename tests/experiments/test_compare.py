@@ -23,8 +23,11 @@ from fedfade.agents.checkpoint import load_checkpoint
 from fedfade.config import load_config
 from fedfade.experiments import RunFolder, compare_many, compared_names, read_rows, series
 from fedfade.experiments.comparison import Comparison
+from fedfade.experiments.findings import level_with_best, verdict
 from fedfade.experiments.metrics import Row, summarise
-from fedfade.experiments.report import level_with_best, verdict, write_report
+from fedfade.experiments.replay import replayed
+from fedfade.experiments.report import write_report
+from fedfade.experiments.round_figures import round_figure
 from fedfade.experiments.run_folder import commit_of, folder_name
 from fedfade.experiments.uploads import Uplink
 from fedfade.learning import Updates, gradient_bias
@@ -47,8 +50,8 @@ def test_a_run_leaves_a_report_and_is_recognised_when_finished(fedfade, tmp_path
     assert "playing 3 rounds x 2 seeds at a time; 14 models trained side by side" in answer.err
     assert f"report: {out}" in answer.out.replace("\n", "")
     page = (out / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 4
-    assert not re.search(r'(src|href)="(?!data:)', page)  # nothing from outside
+    assert page.count("data:image/png;base64,") == 6
+    assert not re.search(r'(src|href)="(?!data:|#)', page)  # nothing from outside
     record = json.loads((out / "run.json").read_text())
     assert record["finished"]
     assert record["command"].startswith("fedfade compare paper")
@@ -160,13 +163,13 @@ def test_a_folder_of_another_config_is_refused(fedfade, tmp_path: Path) -> None:
 
 BAD = [
     (["--policies", "magic"], "policy = 'magic' is not allowed"),
-    (["--policies", "qmix-plus-plus"], "mappo-hold, qmix, qmix-hold, qmix-plus, or module:factory"),
+    (["--policies", "qmix-plus-plus"], "qmix, qmix-hold, qmix-plus, size-free, or module:factory"),
     (["--policies", "genie"], "it needs a policy"),
     (
         ["--policies", "qmix-plus", "--set", "learning.payload_bits=auto"],
         "policy 'qmix-plus' does not fit: ",
     ),
-    (["--policies", "qmix-plus"], "what does: wrap-around-choice, or agents of your own"),
+    (["--policies", "qmix-plus"], "what does: size-free, wrap-around-choice, or agents of your"),
     (["--policies", ""], "allocation.policies"),
     (["--set", "learning.clients=0"], "learning.clients = 0"),
     (["--rounds", "0"], "run.rounds = 0"),
@@ -388,11 +391,9 @@ def test_replay_shows_the_round_that_was_run(fedfade, tmp_path: Path) -> None:
     base = ["compare", "paper", "--policies", policies, "--out", out, *SETTINGS]
     assert fedfade(*base).code == 0
     rows = read_rows(out / "metrics.csv")
-    from fedfade.experiments.replay import replay_figure
-
     for policy in policies.split(",")[:2]:
         for seed in (0, 1):
-            figure = replay_figure(out, policy, seed, 2)
+            figure = round_figure(replayed(out, [policy], seed, 2))
             row = next(r for r in rows if (r.policy, r.seed, r.round) == (policy, seed, 2))
             assert f"{int(row.delivered)} of 4 clients delivered" in figure.axes[1].get_title(
                 "left"
@@ -406,7 +407,7 @@ def test_replay_shows_the_round_that_was_run(fedfade, tmp_path: Path) -> None:
         (["--policy", "random"], "--policy = 'random'"),
         (["--policy", "max-sum-rate", "--round", 3], "between 0 and 2"),
         (["--policy", "max-sum-rate", "--seed", 9], "--seed = 9"),
-        (["--policy", "max-sum-rate", "--out", tmp_path / "x.xyz"], ".png, .pdf or .svg"),
+        (["--policy", "max-sum-rate", "--out", tmp_path / "x.xyz"], ".svg, .gif or .html"),
         (["--policy", "max-sum-rate", "--out", picture / "x.png"], "is a file"),
     ):
         answer = fedfade("replay", out, *words)
@@ -462,11 +463,15 @@ def test_code_and_files_that_changed_are_not_the_run_s(
     assert fedfade(*plain).code == 0
     assert set(json.loads(Path("run/run.json").read_text())["inputs"]) == {"mine:make", "drops.npz"}
     assert fedfade(*words).code == 0
-    code.write_text(code.read_text() + "# another\n")
+    code.write_text(f"# A word on it.\n{code.read_text()}\n# another\n")
+    assert "already finished" in fedfade(*words).err  # nothing that counts
+    assert fedfade("verify", "run").code == 0
+    code.write_text(code.read_text() + "another = 1\n")
     for command in (words, ["verify", "run"], ["replay", "run", "--policy", "mine:make"]):
         answer = fedfade(*command)
         assert answer.code == 2
-        assert "'mine:make' has changed since the run in 'run' began" in answer.err
+        assert "'mine:make' has changed (more than comments) since the run in 'run'" in answer.err
+        assert "--out, begin anew by --overwrite, or bring the old one back" in answer.err
     code.unlink()
     sample = ["channel", "sample", "--drops", 20, "--seed", 5, "--out", "drops.npz"]
     assert fedfade(*sample).code == 0
@@ -586,8 +591,8 @@ def test_the_verdict_says_what_was_measured() -> None:
     assert text.endswith("fewer than one upload in two rounds: random.")  # why, it cannot know
     rows[2] = round_of("perfect", 0.6, 4.0)
     assert "9.7 points more" in verdict(rows, 4)
-    best = "one ends highest in the one seed that was run: final accuracy 50.3 %, uploads of 4 a "
-    assert verdict(rows, 4).startswith(best + "round 2.00.")
+    best = "one ends highest in the one seed that was run: final accuracy 50.3 %, "
+    assert verdict(rows, 4).startswith(best + "2.00 of 4 uploads a round.")
     assert verdict([*rows, *(row._replace(seed=1) for row in rows)], 4).startswith("one wins: ")
     rows[2] = round_of("perfect", 0.503, 4.0)
     assert "Perfect upload reaches 50.3 %, as much." in verdict(rows, 4)
@@ -618,7 +623,7 @@ def test_who_starves_is_not_the_best(delivered: float, tmp_path: Path) -> None:
 def page_of(rows: list[Row], folder: Path) -> str:
     (folder / "config.yaml").write_text("")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedfade.experiments.report._pictures", lambda *given: "")
+        patch.setattr("fedfade.experiments.report._pictures", lambda *given: {})
         return write_report(
             folder, load_config("small-cell", ["run.seeds=1"]), {}, rows
         ).read_text()
@@ -627,9 +632,9 @@ def page_of(rows: list[Row], folder: Path) -> str:
 def test_the_table_of_the_report_stays_in_the_page(tmp_path: Path) -> None:
     """Nine columns are wider than a telephone: they scroll in a box of their own."""
     page = page_of([round_of("random", 0.5, 2)], tmp_path)
-    assert '<div class="wide" tabindex="0"><table>' in page
+    assert re.search('<div class="wide" tabindex="0" role="region" aria-label=".*"><table', page)
     assert ".wide { overflow-x: auto; }" in page
-    assert "4 clients, 2 sub-bands, 50 slots a round, 10 rounds, 1 seed, data digits" in page
+    assert "4 clients, 2 sub-bands, 50 slots a round, 10 rounds of which 1 is done, 1 seed" in page
 
 
 def made_up_rows(policy: str, accuracy: list[list[float]], **rest: list[list[float]]) -> list[Row]:

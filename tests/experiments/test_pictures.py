@@ -21,7 +21,7 @@ def test_replay_begins_at_the_first_seed_of_the_run(
     out, drawn = tmp_path / "run", []
     assert fedfade("compare", "paper", "--policies", "random", "--out", out, *settings).code == 0
     monkeypatch.setattr(
-        "fedfade.commands.compare.save_figure", lambda figure, path: drawn.append(figure)
+        "fedfade.experiments.round_figures.save_figure", lambda figure, path: drawn.append(figure)
     )
     for words in ([], ["--seed", 6]):
         answer = fedfade("replay", out, "--policy", "random", "--out", tmp_path / "x.png", *words)

@@ -15,6 +15,7 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
@@ -28,6 +29,12 @@ from fedfade.experiments.sweep import (
     run_sweep,
     seed_means,
     sweep_table,
+)
+from fedfade.experiments.sweep_figures import (
+    read_sweep,
+    sweep_figure,
+    sweep_parts,
+    swept_panels,
 )
 from fedfade.experiments.workers import Resources, on_ray, on_this_machine
 from tests.conftest import TINY
@@ -91,6 +98,50 @@ def test_grid_times_seeds_in_one_table_and_again_for_nothing(fedfade, tmp_path: 
     assert fedfade("sweep", path, "--out", out, "--workers", 2).code == 0
     assert {p: p.stat().st_mtime_ns for p in times} == times
     assert len(read_table(out / "sweep.csv")) == 2 * 2 * 2
+    for name in ("alpha-accuracy.png", "alpha-uploads.png"):
+        assert (out / "figures" / name).read_bytes()[:4] == b"\x89PNG"
+    (out / "notes.txt").write_text("mine")
+    sweep_file(tmp_path, grid={"learning.alpha": [5]}, seeds=[0])
+    assert fedfade("sweep", path, "--out", out, "--workers", 2, "--overwrite").code == 0
+    assert len(list(out.glob("points/*"))) == 1
+    assert not (out / "figures").exists()  # nothing varies
+    assert (out / "notes.txt").exists()
+
+
+def test_pictures_of_a_table_by_hand(tmp_path: Path) -> None:
+    """Means over seeds at every value of a field, the other field fixed; and on a page."""
+    lines = ["point,radio.clusters,cell.mobility,seed,status,policy,accuracy,uploads,error"]
+    for seed in (0, 1):
+        for clusters in (28, 14):
+            for mobility in ("ring", "fixed"):
+                accuracy = 0.5 + clusters / 100 + seed / 10
+                place = f"p,{clusters},{mobility},{seed}"
+                lines.append(f"{place},done,random,{accuracy},{seed + 1},")
+                lines.append(f"{place},done,perfect,,4,")
+    lines.append("p,28,walk,0,failed,,,,no luck")
+    (tmp_path / "sweep.csv").write_text("\n".join(lines) + "\n")
+    fields, done = read_sweep(tmp_path)
+    assert fields == ["radio.clusters", "cell.mobility"]
+    assert len(done) == 16
+    first, second, *rest = swept_panels(fields, done)
+    assert len(rest) == 2
+    assert (first.field, first.others) == ("radio.clusters", "cell.mobility = ring")
+    assert (first.x, first.places) == (["14", "28"], [14.0, 28.0])  # in order
+    assert (rest[0].x, rest[0].places) == (["ring", "fixed"], None)  # as asked for
+    assert first.metrics["accuracy"]["random"].tolist() == pytest.approx(
+        np.array([[0.64, 0.78], [0.74, 0.88]])
+    )
+    assert np.isnan(second.metrics["accuracy"]["perfect"]).all()
+    figure = sweep_figure([first, second], "accuracy")
+    left = figure.axes[0]
+    assert left.containers[0].lines[0].get_ydata() == pytest.approx([69.0, 83.0])
+    assert left.get_ylabel() == "acc. %"
+    chart = sweep_parts(tmp_path)[0].data
+    assert chart["x"][0]["values"] == [14.0, 28.0]
+    assert chart["y"][0]["values"][0] == [pytest.approx([64, 78]), pytest.approx([74, 88])]
+    (tmp_path / "sweep.csv").write_text("something else\n")
+    with pytest.raises(UserError, match="not a table of fedfade sweep"):
+        read_sweep(tmp_path)
 
 
 def test_trainings(fedfade, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedfade.config import Config, load_config
+from fedfade.config import Config, changed, load_config
 from fedfade.errors import UserError
 from tests.conftest import TINY
 
@@ -40,7 +41,7 @@ from fedfade.flower.decisions import (
     policy_of_client,
 )
 from fedfade.flower.records import REPORT, is_running_statistic, payload_bits
-from fedfade.uplink import Progress, observation_width, start_round
+from fedfade.uplink import Bill, Progress, observation_width, start_round
 from tests.flower.in_process import InProcessGrid
 
 CLIENTS, ROUNDS = 4, 3
@@ -111,10 +112,19 @@ def test_same_model_as_fedfades_own_engine(
 
 @pytest.mark.parametrize("feedback", [True, False])
 @pytest.mark.parametrize(
-    ("codec", "slots"), [("int8", 12), ("int4", 12), ("topk", 12), ("float16", 50)]
+    ("codec", "slots", "partial"),
+    [
+        ("int8", 12, False),
+        ("int4", 12, False),
+        ("topk", 12, False),
+        ("lowrank", 12, False),
+        ("float16", 50, False),
+        ("int8-progressive", 8, True),
+        ("topk-progressive", 4, True),
+    ],
 )
 def test_encoded_updates_make_the_engines_model(
-    codec: str, slots: int, feedback: bool, config: Config, tmp_path: Path
+    codec: str, slots: int, partial: bool, feedback: bool, config: Config, tmp_path: Path
 ) -> None:
     """Mod and strategy send what the engine counts, byte by byte, and remember what it does.
 
@@ -122,7 +132,8 @@ def test_encoded_updates_make_the_engines_model(
     A value on the edge of two levels may fall on the other side after a model differs in its last
     bits; with one level off in a hundred thousand, updates still agree to 1e-5 of the model.
     """
-    config = coded(config, codec=codec, error_feedback=feedback, codec_fraction=0.1)
+    changes = {"codec": codec, "error_feedback": feedback, "count_partial": partial}
+    config = coded(config, **changes, codec_fraction=0.1)
     allocation = config.allocation.model_copy(update={"policies": ["random"]})
     radio = config.radio.model_copy(update={"slots": slots})
     config = config.model_copy(update={"allocation": allocation, "radio": radio})
@@ -147,6 +158,9 @@ def test_encoded_updates_make_the_engines_model(
     delivered = [" ".join(map(str, report.delivered)) for report in strategy.history]
     assert [row.delivered_clients for row in rows] == delivered
     assert 0 < sum(len(report.delivered) for report in strategy.history) < CLIENTS * ROUNDS
+    assert partial == any(share < 1 for _, share in strategy._counted.values())
+    for row, report in zip(rows, strategy.history, strict=True):
+        assert report.bits_wasted == pytest.approx(row.bits_wasted, rel=1e-6, abs=1)
 
 
 def coded(config: Config, **changes: object) -> Config:
@@ -220,10 +234,11 @@ def test_clients_decide_as_the_server_would(policy: str, config: Config, task) -
         assert np.array_equal(models[0][name].numpy(), models[1][name].numpy())
 
 
-@pytest.mark.parametrize(("link", "payload"), [("shannon", 2e6), ("nr", 4e5)])
-@pytest.mark.parametrize(
-    "name", ["wrap-around-schedule", "wrap-around-choice", "block-fading-schedule-feedback"]
-)
+ON_CLIENTS = ["wrap-around-schedule", "wrap-around-choice", "block-fading-schedule-feedback"]
+
+
+@pytest.mark.parametrize(("link", "payload"), [("shannon", 2e6), ("nr", 6e5)])
+@pytest.mark.parametrize("name", ON_CLIENTS)
 def test_unequal_clients_decide_as_the_server_would(
     name: str, link: str, payload: float, make_round
 ) -> None:
@@ -242,6 +257,28 @@ def test_unequal_clients_decide_as_the_server_would(
     assert torch.equal(found.bits, wanted.bits)
     assert torch.equal(found.finish_slot, wanted.finish_slot)
     assert 5 < int(wanted.delivered.sum()) < 10  # four have nothing to send
+
+
+@pytest.mark.parametrize("name", ON_CLIENTS)
+@pytest.mark.parametrize("quorum", [(10, 10), (7, 7), (10, 5)])
+def test_late_clients_decide_as_the_server_would(
+    name: str, quorum: tuple[int, int], make_round
+) -> None:
+    """Some are late, one for good, and rounds may end early."""
+    small = ("radio.slots=60", "learning.payload_bits=2e6")
+    scenario, round_ = make_round(25, 4, episodes=1, overrides=small)
+    scenario = replace(scenario, quorum=quorum)
+    round_ = round_._replace(ready_slot=torch.tensor([[0, 9, 0, 20, 3, 0, 60, 0, 0, 0]]))
+    start, keys = start_round(scenario, 1), torch.zeros(1, dtype=torch.int64)
+    policy = load_policy(name)
+
+    def ask(questions: list[Seen]) -> dict[int, Decisions]:
+        return {seen.client: decide(policy, scenario, seen) for seen in questions}
+
+    found, _ = play_with_clients(policy, scenario, round_, keys, start, ask)
+    wanted = play_round(policy, scenario, round_, keys)
+    for one, other in zip(found[:-1], wanted[:-1], strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("name", ["wrap-around-choice", "deadline-feedback"])
@@ -326,6 +363,27 @@ def test_agents_that_come_with_the_package_go_by_name() -> None:
     assert isinstance(policy_of_client("qmix-plus", paper, client=3), OneAgent)
     with pytest.raises(UserError, match="subbands is 4 there and 2 here"):
         choose_policy("qmix-plus", load_config("paper", ["radio.subbands=2"]))
+
+
+def test_late_clients_and_early_ends_are_those_of_a_comparison(
+    config: Config, tmp_path: Path
+) -> None:
+    policy = "block-fading-schedule"
+    changes = {"cost.speed_spread": 0.05, "run.deadline": "wait-for-k", "run.deadline_clients": 2}
+    config = changed(config, {**changes, "allocation.policies": [policy]})
+    task = FederatedTask(config)
+    strategy = WirelessStrategy(fedavg(), config, policy)
+    run(strategy, grid_of(task), task)
+    _final_state(config, tmp_path)
+    for row, report in zip(
+        read_rows(tmp_path / "run" / "metrics.csv"), strategy.history, strict=True
+    ):
+        assert row.delivered_clients == " ".join(map(str, report.delivered))
+        # A comparison counts the broadcast and the training of the fastest too.
+        bill = Bill(config, [config.run.seed], task.federation.values_sent)
+        first = bill.seconds(config.run.seed, torch.tensor(0.0))
+        assert row.seconds == pytest.approx(float(first) + report.seconds)
+    assert any(report.slots < config.radio.slots for report in strategy.history)
 
 
 def test_metrics_and_clock(config: Config, task: FederatedTask) -> None:
@@ -648,5 +706,3 @@ def test_the_code_in_the_docs(task: FederatedTask) -> None:
 def test_what_flower_does_itself_is_not_set_here(config: Config) -> None:
     with pytest.raises(UserError, match=r"learning\.server = .* under Flower"):
         FederatedTask(coded(config, server="my_rule:Own"))
-    with pytest.raises(UserError, match=r"learning\.count_partial = True .* under Flower"):
-        WirelessStrategy(fedavg(), coded(config, codec="topk", count_partial=True), "random")

@@ -21,7 +21,7 @@ from tests.conftest import QUICK_IN_THEM, SLOW_FOLDERS, SLOW_TESTS
 ROOT = Path(fedfade.__file__).parent
 
 GROUND = {"config", "device", "errors", "graphs", "interrupts", "randomness", "seams", "shown"}
-GROUND |= {"storage", "wording"}
+GROUND |= {"pages", "storage", "wording"}
 """Modules open to all, which know nothing of the rooms."""
 
 ALLOWED: dict[str, set[str]] = {
@@ -51,7 +51,7 @@ SIDE_DOORS = {
 }
 """Modules a front door leaves out, because most users of the room do without them."""
 
-MODULES = {"pyyaml": "yaml", "scikit-learn": "sklearn"}
+MODULES = {"pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn"}
 """Packages whose module has another name."""
 
 

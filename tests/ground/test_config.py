@@ -101,6 +101,23 @@ FAULTS = [
         "greater than 0 when learning.server is 'momentum'.",
     ),
     ("learning.previous_update=0", "learning.previous_update = 0", "one of 'broadcast' or 'last'"),
+    ("cost.samples_per_s=0", "cost.samples_per_s = 0", "at least 1e-06"),
+    ("cost.samples_per_s=.nan", "cost.samples_per_s = nan", "a finite number"),
+    ("cost.speed_spread=-0.1", "cost.speed_spread = -0.1", "at least 0"),
+    ("cost.speeds=[1, 2]", "cost.speeds", "text"),
+    ("cost.amplifier_efficiency=-0.3", "cost.amplifier_efficiency = -0.3", "at least 1e-06"),
+    ("cost.amplifier_efficiency=0", "cost.amplifier_efficiency = 0", "at least 1e-06"),
+    ("cost.amplifier_efficiency=1.1", "cost.amplifier_efficiency = 1.1", "at most 1"),
+    ("cost.circuit_w=-1", "cost.circuit_w = -1", "at least 0"),
+    ("cost.compute_w=.inf", "cost.compute_w = inf", "a finite number"),
+    ("cost.downlink_bps=0", "cost.downlink_bps = 0", "at least 1"),
+    ("run.deadline=soon", "run.deadline = 'soon'", "one of 'fixed', 'wait-for-k' or 'adaptive'"),
+    ("run.deadline_clients=0", "run.deadline_clients = 0", "at least 1"),
+    (
+        "run={deadline: wait-for-k, deadline_clients: 11}",
+        "run.deadline_clients = 11",
+        "at most learning.clients = 10.",
+    ),
     ("radio={clusters: 28, clusters: 14}", "--set", "the key 'clusters' is given twice"),
 ]
 
@@ -138,7 +155,7 @@ def test_what_is_named_shows_its_choices(fedfade) -> None:
         line.strip().split(": ", 1) for line in fedfade("config", "paper").out.split("\n")[:-1]
     )
     assert notes["source"].endswith("(clustered | rayleigh | gamma | traces | module:factory)")
-    codecs = "float16 | int8 | int4 | sign | topk | int8-progressive | topk-progressive"
+    codecs = "float16 | int8 | int4 | sign | topk | lowrank | int8-progressive | topk-progressive"
     assert notes["codec"].endswith(f"(none | float32 | {codecs} | module:factory)")
     rules = "mean | momentum | adam | yogi | mifa | fedvarp | scaffold"
     assert notes["server"].endswith(f"({rules} | module:factory)")
@@ -281,7 +298,7 @@ def test_help_says_what_arguments_are_for(command: str, fedfade) -> None:
     answer = fedfade(*command.split(), "--help")
     assert answer.code == 0
     wanted = {
-        "compare": "PRESET  preset name or path of a .yaml file  [required]",
+        "compare": "cell, urban-5g, or the path of a .yaml file  [required]",
         "reproduce": "[PART]  what to make; all in order if not given  [default: all]",
         "channel show": "FILES...  one .npz of gains, or two to compare  [required]",
     }

@@ -14,6 +14,7 @@ from fedfade.config.idle import IDLE
 from fedfade.learning import Federation, learning_curve, load_data
 from fedfade.radio import Cell, Channel, OtherCells, load_link, sample_drops, sinr
 from fedfade.storage import write_npz
+from fedfade.uplink.cost import ready_slots, training_seconds
 
 SMALL = ["radio.slots=6", "learning.clients=3", "learning.data=digits", "run.rounds=4"]
 TRAINED = [
@@ -31,6 +32,7 @@ OTHER = {  # another value of each field, where half of it or its other name wil
     "learning.error_feedback": True, "learning.server_momentum": 0.5, "cell.ring_spread_db": 3.0,
     "radio.client_antenna_gain_dbi": 3.0, "cell.client_height_m": 3.0,
     "cell.min_distance_m": 200.0, "run.precision": "tf32", "qmix.mappo.gae_lambda": 0.5,
+    "cost.speed_spread": 0.5, "run.deadline_clients": 2,
     "radio.receiver": "mrc", "radio.link_overhead": 0.5, "radio.link_delay_slots": 2,
     "radio.nr.table": "256qam", "radio.nr.curves": "no.json", "radio.nr.feedback": "expected",
 }  # fmt: skip
@@ -83,6 +85,10 @@ def learned(config: Config) -> torch.Tensor:
     return torch.tensor([point.loss for point in points])
 
 
+def lateness(config: Config) -> torch.Tensor:
+    return torch.cat([training_seconds(config, [0, 1]), ready_slots(config, [0, 1])])
+
+
 PLACES = {  # what to play, and with which settings, for the fields of a section
     "radio": (gains, [["radio.source=rayleigh", "cell.mobility=ring"],
                       ["radio.link=capped"], ["radio.link=nr"],
@@ -93,6 +99,7 @@ PLACES = {  # what to play, and with which settings, for the fields of a section
                      ["radio.source=rayleigh", "cell.mobility=ring"]]),
     "learning": (learned, [["learning.partition=iid"], ["learning.partition=shards"],
                            ["learning.server=adam"], ["learning.server=scaffold"]]),
+    "cost": (lateness, [["cost.speeds=speeds.txt"]]),
     "qmix": (agents, [["qmix.algorithm=mappo"], ["qmix.mixer=vdn"], ["qmix.mixer=qplex"],
                       ["qmix.optimiser=adam"], ["allocation.reward.convergence=0"],
                       ["run.episodes_per_round=1", "qmix.layouts=8"]]),
@@ -102,7 +109,11 @@ CASES = [(room, changes) for room, (_, all_changes) in PLACES.items() for change
 
 
 @pytest.mark.parametrize(("room", "changes"), CASES)
-def test_what_is_called_idle_changes_no_bit(room: str, changes: list[str], tmp_path) -> None:
+def test_what_is_called_idle_changes_no_bit(
+    room: str, changes: list[str], tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "speeds.txt").write_text("100 120 150")
     if "radio.source=traces" in changes:
         paper = load_config("paper", SMALL)
         write_npz(tmp_path / "t.npz", sample_drops(paper.radio, paper.cell, 9, seed=0))

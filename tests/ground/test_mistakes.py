@@ -14,7 +14,7 @@ MISTAKES = [
     ("channel sample --out g.npz --drops 0", "--drops = 0 is not allowed: it must be a whole"),
     ("partition --alpha y", "--alpha = 'y' is not allowed: it must be a number."),
     ("channel sample", "fedfade channel sample needs --out: the .npz to write."),
-    ("compare", "fedfade compare needs PRESET: preset name or path of a .yaml file."),
+    ("compare", "fedfade compare needs PRESET: heavy, mappo-hold, paper,"),
     ("compare ring --sedes 3", "--sedes is not a known option: did you mean --seeds? fedfade comp"),
     ("channel smaple", "smaple is not a known command: did you mean sample? fedfade channel has"),
     ("channel sample --out", "option '--out' requires an argument."),

@@ -1,8 +1,10 @@
 """What the pages tell a reader to type runs: Python blocks, commands, files they name."""
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import typer
 from fedfade import __version__
 from fedfade.app import app
 from fedfade.config import Config, load_config, parse_yaml
+from fedfade.experiments import Row
 from fedfade.studies.paper.plan import load_plan
 from fedfade.uplink import parallel_env
 
@@ -21,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "docs" / "tutorials").glob("*.ipynb")),
 ]
 SMALLER = {  # the same calls without a download, and fewer of them
     'config = load_config("paper")\nfor source': (
@@ -35,10 +39,18 @@ def place(page: Path) -> str:
     return page.relative_to(ROOT).with_suffix("").as_posix()
 
 
+def text_of(page: Path) -> str:
+    """Of a notebook, what is not code: tests/tutorials runs it."""
+    if page.suffix == ".md":
+        return page.read_text()
+    cells = json.loads(page.read_text())["cells"]
+    return "\n\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+
+
 def blocks() -> Iterator[object]:
     """All but Flower's, which tests/flower runs as an app."""
     for page in PAGES:
-        for number, text in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.S)):
+        for number, text in enumerate(re.findall(r"```python\n(.*?)```", text_of(page), re.S)):
             if page.stem != "flower":
                 yield pytest.param(text, id=f"{place(page)}-{number}")
 
@@ -46,7 +58,7 @@ def blocks() -> Iterator[object]:
 def commands() -> Iterator[object]:
     """Indented lines that start with `fedfade`, continued lines joined."""
     for page in PAGES:
-        text = page.read_text().replace("\\\n", " ")
+        text = text_of(page).replace("\\\n", " ")
         for line in re.findall(r"^ {4}(fedfade .*)$", text, re.M):
             for part in re.split(r"&&", line.split(" #")[0]):
                 yield pytest.param(part.strip(), id=f"{place(page)}: {part.strip()[:60]}")
@@ -55,7 +67,7 @@ def commands() -> Iterator[object]:
 def quick_commands() -> Iterator[object]:
     """Those that take seconds by the comment beside them, page by page."""
     for page in PAGES:
-        text = page.read_text().replace("\\\n", " ")
+        text = text_of(page).replace("\\\n", " ")
         if lines := re.findall(r"^ {4}(fedfade .*) # seconds$", text, re.M):
             yield pytest.param(lines, id=place(page))
 
@@ -132,7 +144,7 @@ def test_the_list_of_readings_on_its_page_is_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=place)
 def test_files_a_page_names_are_there(page: Path) -> None:
-    text = page.read_text()
+    text = text_of(page)
     links = re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", text)
     named = re.findall(r"`((?:docs|tests|examples|src)/[\w./-]+\.\w+)`", text)
     missing = [name for name in links if not (page.parent / name).exists()]
@@ -142,7 +154,7 @@ def test_files_a_page_names_are_there(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=place)
 def test_a_page_says_for_whom_it_is(page: Path) -> None:
-    title, first, *_ = (line for line in page.read_text().splitlines() if line.strip())
+    title, first, *_ = (line for line in text_of(page).splitlines() if line.strip())
     assert title.startswith("# ")
     assert re.match(r"\*?For \w", first), first
 
@@ -165,8 +177,22 @@ def test_files_name_pages_that_are_there() -> None:
 def test_every_page_is_in_the_menu_of_the_site() -> None:
     """mkdocs.yml lists the pages; a strict build would say so too, but is not run here."""
     menu = (ROOT / "mkdocs.yml").read_text()
-    pages = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
+    docs = ROOT / "docs"
+    pages = [p.relative_to(docs).with_suffix(".md").as_posix() for p in PAGES if docs in p.parents]
     assert [page for page in pages if f": {page}\n" not in menu] == []
+
+
+def test_every_column_of_a_run_is_explained() -> None:
+    """The page on files gets its table from the code when the site is built."""
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("griffe")
+    spec = spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hooks = module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    rows = "\n".join(hooks.columns()).splitlines()[2:]
+    assert [re.findall(r"`(\w+)` \| \S", row)[0] for row in rows] == list(Row._fields)
 
 
 def test_the_version_is_the_same_everywhere() -> None:

@@ -26,7 +26,7 @@ from fedfade.learning import (
     receive,
     send,
 )
-from tests.conftest import TINY
+from tests.learning.stopped import CPU, stopped_and_continued, two_configs
 
 CONFIG = LearningConfig(data="digits", clients=4, local_work=2, batch_size=20)
 PAGES = Path(__file__).parents[2] / "docs"
@@ -133,20 +133,9 @@ def test_a_codec_and_a_rule_of_the_pages(written: types.ModuleType, digits: Data
 def test_a_rules_memory_survives_an_interrupt(written: types.ModuleType, tmp_path: Path) -> None:
     """So does a run of several configurations: what a rule remembers is stored for each."""
     own = ["learning.codec=from_the_page:Rounded", "learning.server=from_the_page:Adam"]
-    policies = "allocation.policies=[random, perfect]"
-    configs = [
-        load_config("paper", [*TINY, *own, policies, f"learning.alpha={alpha}"]) for alpha in (1, 2)
-    ]
-    cpu = torch.device("cpu")
-
-    def stop(done: int, doing: str) -> None:
-        if done == 2 and doing == "uploads":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        compare_many(configs, [tmp_path / "a0", tmp_path / "a1"], cpu, stop)
-    again = compare_many(configs, [tmp_path / "a0", tmp_path / "a1"], cpu)
-    assert again == compare_many(configs, [tmp_path / "b0", tmp_path / "b1"], cpu)
+    configs = two_configs(*own)
+    whole = compare_many(configs, [tmp_path / "b0", tmp_path / "b1"], CPU)
+    assert stopped_and_continued(configs, tmp_path / "a") == whole
 
 
 class Broken:
@@ -210,7 +199,10 @@ class Silent:
             {"codec": f"{__name__}:Broken"},
             r"learning.codec = '.*Broken' decoded \[1, 4, 1\]",
         ),
-        ({"codec": f"{__name__}:Raising"}, "learning.codec = '.*Raising' failed: too much."),
+        (
+            {"codec": f"{__name__}:Raising"},
+            r"learning.codec = '.*Raising' raised OverflowError in encode \(.*\): too much\.",
+        ),
         ({"codec": f"{__name__}:Free"}, "learning.codec = '.*Free' sends nothing of an update."),
         (
             {"codec": f"{__name__}:Bare"},

@@ -24,6 +24,7 @@ from fedfade.learning import (
 from fedfade.learning.averaging import Arrived, mean_of_arrived
 from fedfade.seams import SERVER_RULES
 from tests.conftest import TINY
+from tests.learning.stopped import CPU, stopped_and_continued
 
 CLIENTS, SIZE = 4, 5
 CONFIG = LearningConfig(data="digits", clients=CLIENTS, local_work=2, batch_size=20)
@@ -351,6 +352,9 @@ too_short = own(step=lambda mean: (mean[:, 1:], {}))
 one_number = own(step=lambda mean: (mean.sum(), {}))
 forgets = own(step=lambda mean: (mean, None))
 corrects = own(correction=lambda memory: None)
+no_number = own(step=lambda mean: (mean * torch.nan, {}))
+one_infinite = own(step=lambda mean: (mean.index_fill(1, torch.tensor([3]), torch.inf), {}))
+too_much = own(step=lambda mean: (mean + 1e20, {}))
 doubles = own(step=lambda mean: (mean.double(), {}))
 
 
@@ -367,6 +371,9 @@ doubles = own(step=lambda mean: (mean.double(), {}))
         ("one_number", r"answered \[\] in apply: it must be a tensor \[1, \d+\]\.$"),
         ("forgets", r"answered NoneType in apply: it must be a dict of what to remember\.$"),
         ("corrects", r"answered NoneType in correction: it must be a tensor \[1, 4, \d+\]\.$"),
+        ("no_number", r"answered NaN or too much in apply: it must be finite, .*1e\+15\.$"),
+        ("one_infinite", "answered NaN or too much in apply: "),
+        ("too_much", "answered NaN or too much in apply: "),
     ],
 )
 def test_a_rule_that_misbehaves_ends_in_a_sentence(
@@ -395,23 +402,15 @@ def small(*changes: str) -> Config:
 def test_resumed_is_the_same(server: str, tmp_path: Path) -> None:
     """Stopped after two rounds and continued: memory, mean of models, ages and all."""
     config = small(f"learning.server={server}", "learning.average_models=0.9")
-    device = torch.device("cpu")
-    compare_many([config], [tmp_path / "whole"], device)
-
-    def stop(done: int, doing: str) -> None:
-        if done == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        compare_many([config], [tmp_path / "cut"], device, stop)
-    compare_many([config], [tmp_path / "cut"], device)
-    whole, cut = ((tmp_path / name / "metrics.csv").read_bytes() for name in ("whole", "cut"))
+    compare_many([config], [tmp_path / "whole"], CPU)
+    stopped_and_continued([config], tmp_path)
+    whole, cut = ((tmp_path / name / "metrics.csv").read_bytes() for name in ("whole", "0"))
     assert whole == cut
     assert b"accuracy_averaged" in whole
 
 
 def test_without_a_mean_of_models_files_have_no_column(tmp_path: Path) -> None:
-    compare_many([small()], [tmp_path], torch.device("cpu"))
+    compare_many([small()], [tmp_path], CPU)
     text = (tmp_path / "metrics.csv").read_text()
     assert "averaged" not in text
     assert all(np.isnan(row.accuracy_averaged) for row in read_rows(tmp_path / "metrics.csv"))

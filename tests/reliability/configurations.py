@@ -91,9 +91,9 @@ def _settled(tree: Tree) -> Tree:
     if qmix["network"] == "set":
         qmix |= {"share_parameters": True, "client_id": False, "power": "binary"}
         qmix |= {"dueling": False, "trust": 0.0}
-        tree["allocation"]["observe"] = ["order", "slack", "remaining"]
-        summed = qmix["algorithm"] == "qmix" and qmix["mixer"] in ("vdn", "independent")
-    qmix["sizes"] = qmix["sizes"] if qmix["network"] == "set" and summed else []
+        tree["allocation"]["observe"] = ["order", "slots_left", "fading", "remaining"]
+        any_size = qmix["algorithm"] == "mappo" or qmix["mixer"] in ("vdn", "independent")
+    qmix["sizes"] = qmix["sizes"] if qmix["network"] == "set" and any_size else []
     qmix["client_id"] |= not qmix["share_parameters"]
     radio, cell, learning = tree["radio"], tree["cell"], tree["learning"]
     qmix["hold_slots"] = min(qmix["hold_slots"], radio["slots"])

@@ -24,8 +24,8 @@ from fedfade.agents.checkpoint import FORMAT, INDEX, VERSION, load_checkpoint
 from fedfade.config import LearningConfig, RadioConfig, load_config, render_config
 from fedfade.errors import UserError
 from fedfade.experiments.comparison import compared_names
+from fedfade.experiments.findings import left_out_lines, summaries, verdict
 from fedfade.experiments.metrics import Row, check_complete, read_rows, rows_text
-from fedfade.experiments.report import left_out_lines, summaries, verdict
 from fedfade.experiments.run_folder import RunFolder, digest, open_finished
 from fedfade.experiments.sweep import load_sweep
 from fedfade.learning import load_data

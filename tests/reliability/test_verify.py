@@ -105,6 +105,7 @@ def test_the_last_round_is_checked_whatever_is_run_again(compared: Path, fedfade
     [
         *({"accuracy": value} for value in (math.inf, -5.0, 1e308, 1.001)),
         *({"delivered": 5.0}, {"fairness": -0.1}, {"bits_sent": math.inf}, {"bits_wasted": 1e30}),
+        *({"seconds": -1.0}, {"joules": math.inf}),
         *({"sum_rate_bps": -1.0}, {"reward": math.inf}, {"not_finite": 9}),
     ],
 )

@@ -10,7 +10,7 @@ from fedfade.config import Config
 from fedfade.errors import UserError
 from fedfade.experiments import read_rows
 from fedfade.studies.frames import matching, read_frame
-from fedfade.studies.levers import page, plan, runs
+from fedfade.studies.levers import load_picture, plan, runs
 
 QUICK = ["--scale", "small", "--only", "paper", "--rounds", "2", "--seeds", "2"]
 QUICK += ["--set", "radio.slots=20", "--set", "learning.payload_bits=800000", "--device", "cpu"]
@@ -26,9 +26,8 @@ def test_the_list_is_sound(scale: str) -> None:
     assert len({run.folder for run in planned}) == len(planned)
     for part in levers.parts:
         assert len(set(part.lines)) == len(part.lines)
-        assert {line.allocation for line in part.lines} <= {*levers.allocations} == {*page._SHADES}
-        assert {line.codec for line in part.lines} <= {*page._MARKS}
-        assert {line.server for line in part.lines} <= {*page._STROKES}
+        assert {line.allocation for line in part.lines} <= {*levers.allocations}
+        assert {word for line in part.lines for word in line[1:]} <= {*levers.fields}
     names = {part.name: {line.name for line in part.lines} for part in levers.parts}
     assert len(levers.claims) == 4
     assert all({claim.one, claim.other} <= names[claim.part] for claim in levers.claims)
@@ -50,6 +49,18 @@ def test_a_word_nobody_knows_is_refused(fedfade, tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
     with pytest.raises(UserError, match="--scale"):
         plan.load_levers("tiny")
+    with pytest.raises(UserError, match="did you mean random int8 mean"):
+        plan.load_levers("small", ["heavy"], chosen=["random int8 means"])
+
+
+def test_lines_are_played_alone() -> None:
+    """A claim is judged where both of its lines are, early at most after the last round."""
+    two = ["block float32 mean", "block float32 mifa"]
+    levers = plan.load_levers("paper", ["paper", "heavy"], ["run.rounds=30"], two)
+    (part,), (claim,) = levers.parts, levers.claims
+    assert [line.name for line in part.lines] == two
+    assert (claim.early, levers.early) == (True, 30)
+    assert {run.labels["server"] for run in runs.planned_runs(levers, Path())} == {"mean", "mifa"}
 
 
 def test_all_of_it(fedfade, tmp_path: Path) -> None:
@@ -57,9 +68,9 @@ def test_all_of_it(fedfade, tmp_path: Path) -> None:
     answer = fedfade("levers", *QUICK, "--out", tmp_path)
     assert answer.code == 0, answer.err
     lines = read_frame(tmp_path / "levers.csv")
-    assert len(lines) == 8
+    assert len(lines) == 9
     folders = sorted((tmp_path / "runs").rglob("metrics.csv"))
-    assert len(folders) == 3  # float32 and int8 under the mean, float32 under mifa
+    assert len(folders) == 4  # float32, int8 and int4 under the mean, float32 under mifa
     (folder,) = (path for path in folders if path.parent.name.startswith("int8-mean"))
     rows = DataFrame(read_rows(folder))
     for policy, word in (("random", "random"), ("wrap-around-choice", "wrap-around")):
@@ -77,6 +88,15 @@ def test_all_of_it(fedfade, tmp_path: Path) -> None:
     assert fedfade("levers", *QUICK, "--out", tmp_path).code == 0
     assert [path.stat().st_mtime_ns for path in folders] == stamps
     pd.testing.assert_frame_equal(read_frame(tmp_path / "levers.csv"), lines)
+
+
+def test_accuracy_against_load_is_drawn(tmp_path: Path) -> None:
+    """From the table that the page shows; every line of the picture is one of the part's."""
+    levers = plan.load_levers("small", ["payload"])
+    assert {*load_picture._SHOWN} <= {line.name for line in levers.parts[0].lines}
+    table = read_frame(Path(__file__).parents[2] / "docs/data/levers-small.csv")
+    load_picture.write_load_picture(levers, tmp_path, table)
+    assert (tmp_path / "load.png").stat().st_size > 10_000
 
 
 def test_claims_are_judged_by_differences_over_seeds() -> None:

@@ -27,6 +27,7 @@ from fedfade.studies.frames import matching, read_frame, write_frame
 from fedfade.studies.paper import (
     ALL,
     SCALES,
+    amounts,
     charts,
     claims,
     questions,
@@ -35,6 +36,7 @@ from fedfade.studies.paper import (
     reproduction,
     runs,
     setting,
+    work,
 )
 from fedfade.studies.paper.setting import Grid, checked_setting, seeds_used
 from tests.conftest import TINY
@@ -112,11 +114,14 @@ def test_every_part_leaves_table_picture_and_facts(small, whole: Path, copied: P
         assert (whole / part / f"{part}.png").exists()
         facts = json.loads((whole / part / f"{part}.json").read_text())
         assert facts["setting"]["seeds_evaluated_on"] == 2
-        assert "|---|" in (whole / part / f"{part}.md").read_text()
+        text = (whole / part / f"{part}.md").read_text()
+        assert 0 < text.count("\n|---|") == text.count("*Rehearsal: this checks the code")
+        assert "**" not in text
     assert read_frame(whole / "epochs" / "curves.csv")["round"].unique().tolist() == [0]
     page = (whole / "claims.md").read_text()
     assert all(f"| {says} |" in page for says, *_ in claims.CLAIMS)
     assert "checks the code, not the paper" in page
+    assert "**" not in page
     whole_page = (whole / "results.md").read_text()
     for part in ALL:
         assert f"({part}/{part}.png)" in whole_page
@@ -128,6 +133,27 @@ def test_every_part_leaves_table_picture_and_facts(small, whole: Path, copied: P
         assert answer.code == 0, answer.err
     assert {p: p.stat().st_mtime_ns for p in times} == times
     assert results(copied) == results(whole)
+
+
+def test_verdicts_are_bold_where_they_count() -> None:
+    held = [claims.CLAIMS[0]._replace(verdict="holds", measured="1")]
+    assert "| **holds** |" in claims.page(held, "")
+    assert "| holds |" in claims.page(held, "", rehearsal=True)
+
+
+def test_one_bar_for_all_parts(tmp_path: Path) -> None:
+    """Shares of the whole never fall and end at 1; parts that others begin with count once."""
+    base = load_config("paper", [*SCALES["small"].overrides, *MICRO])
+    told: list[float] = []
+    counting = work.Work(lambda share, doing: told.append(share))
+    one = checked_setting(tmp_path, base, "small", work=counting)
+    alone, after = amounts.amounts(one, ["accuracy"]), amounts.amounts(one, ["reward", "accuracy"])
+    assert sum(alone.values()) == sum(after.values())
+    assert after["accuracy"] < alone["accuracy"]
+    reproduce(one, ["partition", "reward"])
+    assert told == sorted(told)
+    assert told[-1] == 1.0
+    assert len({*told}) > 3  # training is told of while it goes on
 
 
 def test_interrupted_anywhere_it_ends_in_the_same_files(

@@ -65,6 +65,7 @@ def test_widths() -> None:
         "slack": 2,
         "finished_order": 10,
         "order_fading": 40,
+        "ready": 11,
     }
     s = scenario_seeing(*ALL)
     columns = part_columns(s)

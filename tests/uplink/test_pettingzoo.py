@@ -115,12 +115,21 @@ def test_it_does_not_touch_the_global_generators() -> None:
     assert np.array_equal(numpy_before, np.random.get_state()[1])  # noqa: NPY002
 
 
-@pytest.mark.parametrize("link", ["shannon", "nr"])
-def test_it_is_the_batched_core(link: str) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"radio": {"link": "nr"}, "learning": {"payload_bits": 5e5}},
+        {
+            "cost": {"speed_spread": 0.02},  # of a second: some are up to 20 slots late
+            "run": {"deadline": "wait-for-k", "deadline_clients": 1},
+            "allocation.observe": ["remaining", "ready", "schedule"],
+        },
+    ],
+)
+def test_it_is_the_batched_core(changes: dict[str, object]) -> None:
     """A round played through the environment is the round `play_round` plays."""
-    payload = 5e5 if link == "nr" else 1176000
-    changes = [f"radio.link={link}", f"learning.payload_bits={payload}"]
-    env = parallel_env(load_config("small-cell", changes))
+    env = parallel_env("small-cell", **changes)
     observations, _ = env.reset(seed=3)
     rounds = Rounds(env.config, gradient_source(env.config), 1, env._episodes.rounds.seeds)
 

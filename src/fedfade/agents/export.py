@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedfade.agents.checkpoint import load_checkpoint
 from fedfade.agents.networks import StackedLinear
-from fedfade.agents.sets import REACH, SetNetworks
+from fedfade.agents.sets import NEAR, OVER, REACH, SHARP, STRETCH, SetNetworks
 from fedfade.agents.trained import ClientNetwork, load_agents
 from fedfade.config import Config
 from fedfade.errors import UserError
@@ -134,48 +134,76 @@ class _Graph:
         x = self("Add", self("MatMul", x, layer.weight[0]), layer.bias[0, 0])
         return self("Relu", x) if relu else x
 
+    def through(self, layers: nn.ModuleList, x: str) -> str:
+        for layer in layers[:-1]:
+            x = self.layer(x, layer, relu=True)
+        return self.layer(x, layers[-1])
+
+    def total(self, x: str, y: str) -> str:
+        return self("ReduceSum", self("Mul", x, y), torch.tensor([1]))
+
+    def fill(self, value: float, like: str) -> str:
+        return self("Add", self("Sub", like, like), torch.tensor([value]))
+
+    def near(self, x: str) -> str:
+        return self("Clip", x, torch.tensor(-REACH), torch.tensor(REACH))
+
+    def times(self, x: str, factor: float) -> str:
+        return self("Mul", x, torch.tensor([factor]))
+
 
 def set_graph(agents: SetNetworks) -> _Graph:
-    """A network over the set of clients, of one size: `tokens`, `pool` and its layers."""
+    """A network over the set of clients, of one size: `client_tokens`, `band_tokens` and its
+    layers."""
     clients, bands = agents.agents, agents.sizes[-1] - 1
     do, one, count = _Graph(agents.width, bands + 1), torch.tensor([1]), torch.tensor([1.0 * bands])
-    columns = torch.tensor([clients, clients, 1, clients, agents.width - 3 * clients - 1])
-    me, need, before, work, rest = (parts := "me, need, before, work, rest").split(", ")
-    do("Split", "observation", columns, options="<axis = 1>", out=parts)
+    names = ["me", "need", "before", "work", "left", "fading", "rest"]
+    columns = torch.tensor(agents.columns())
+    do("Split", "observation", columns, options="<axis = 1>", out=", ".join(names))
+    me, need, before, work, left, fading, rest = names
 
-    def near(x: str) -> str:
-        return do("Clip", x, torch.tensor(-REACH), torch.tensor(REACH))
-
-    passed = do("CumSum", me, torch.tensor(1))
-    sides = do("Sub", torch.ones(1), passed), do("Sub", passed, me)
-    rank, mine = do("ReduceSum", sides[0], one), do("ReduceSum", do("Mul", me, need), one)
-    nothing, start = do("Sub", rank, rank), do("Mul", before, count)
-    stop, turn = do("Add", start, mine), do("Floor", start)
-    apart = do("Sub", torch.arange(clients)[None].float(), rank)
-    later = near(do("Sub", do("Mul", work, count), start))
-    heard = do.stack(need, work, do("Sub", need, mine), later, do("Div", apart, count))
-    for layer in agents.listen:
-        heard = do.layer(heard, layer, relu=True)
-    pooled = []
-    for side in sides:
-        there = do("Mul", heard, do("Unsqueeze", side, torch.tensor([2])))
-        total = do("ReduceSum", there, one, options="<keepdims = 0>")
-        most = do("ReduceMax", there, options="<axes = [1], keepdims = 0>")
-        pooled += [do("Div", total, count), most]
-    place = [mine, before, do("Sub", start, turn), do("Sub", stop, turn), do("Div", rank, count)]
-    place += [do("Add", nothing, torch.tensor([clients / bands]))]
-    place += [do("Gather", work, torch.tensor([clients - 1]), options="<axis = 1>")]
-    x = do.beside(own := do.beside(rest, *place), *pooled)
-    for layer in agents.body:
-        x = do.layer(x, layer, relu=True)
-    band = torch.arange(bands)[None].float()
+    nobody = do.beside(need, do.fill(REACH, left))
+    following = do("Gather", nobody, torch.arange(1, clients + 1), options="<axis = 1>")
+    served = do("Add", do.fill(0.0, need), torch.arange(1.0, clients + 1.0)[None] / bands)
+    excess = do("Sub", work, torch.ones(1))
+    full = do.near(do.times(excess, NEAR))
+    others = do.stack(need, work, full, following, served, do.fill(1.0 / bands, need))
+    heard = do("Relu", do.through(agents.listen, others))
+    summed = do("ReduceSum", heard, one, options="<keepdims = 0>")
+    largest = do("ReduceMax", heard, options="<axes = [1], keepdims = 0>")
+    pooled = do.beside(do("Div", summed, count), largest)
+    everybody = do("Expand", do("Unsqueeze", pooled, one), torch.tensor([1, clients, 1]))
+    said = do.through(agents.judge, do("Concat", heard, everybody, options="<axis = 2>"))
+    odds, turns = (do("Gather", said, torch.tensor(n), options="<axis = 2>") for n in (0, 1))
+    lacks, over = do("Relu", do("Neg", excess)), do.times(do("Relu", excess), OVER)
+    wrong = do.times(do("Add", lacks, over), NEAR)
+    last = do("Softmax", do("Sub", do.times(odds, SHARP), wrong), options="<axis = 1>")
+    belongs = do.total(do("CumSum", last, torch.tensor(1), options="<reverse = 1>"), me)
+    most = do("Add", do("Softplus", do("Add", turns, torch.tensor([STRETCH]))), torch.ones(1))
+    fills = do("Reciprocal", do("Clip", work, torch.tensor(1e-3), torch.tensor(1.0)))
+    stretch, mine = do.total(last, do("Min", fills, most)), do.total(me, need)
+    start, row = (do("Mul", do("Mul", stretch, count), x) for x in (before, do.total(last, work)))
+    end = do("Add", start, do("Min", do("Mul", stretch, mine), torch.ones(1)))
+    band = torch.arange(1.0 * bands)[None]
+    here = do("Add", do("Sub", torch.ones(1), left), band)
+    less = (do("Cast", do("Less", here, x), options="<to = 1>") for x in (row, start))
+    busy, under = (do("ReduceSum", flags, one) for flags in less)
+    spare = do("Sub", do("Sub", do("Add", busy, busy), torch.ones(1)), do("Add", under, band))
+    edges = [do("Sub", here, start), do("Sub", end, here), do("Sub", row, here)]
+    seen = [*edges, *(do.times(edge, NEAR) for edge in edges)]
+    seen += [do("Sub", band, busy), do("Sub", band, under), spare]
+    rank = do("MatMul", me, torch.arange(1.0 * clients)[:, None])
     alike = do("Equal", do("Mod", rank, count, options="<fmod = 1>"), band)
-    seen = [near(do("Sub", start, band)), near(do("Sub", stop, band))]
-    seen += [do("Cast", alike, options="<to = 1>"), do("Add", nothing, band / bands)]
-    mine_there = do("Unsqueeze", do.layer(do.beside(x, own), agents.own_side), one)
-    met = do("Relu", do("Add", mine_there, do.layer(do.stack(*seen), agents.band_side)))
-    more = do("Squeeze", do.layer(met, agents.score), torch.tensor([2]))
-    silent = do.layer(x, agents.silence)
+    logical = do("Add", do.fill(0.0, fading), band / bands)
+    token = do.stack(*map(do.near, seen), fading, do("Cast", alike, options="<to = 1>"), logical)
+    until = do("Add", end, left)
+    until = do("Sub", until, do("Floor", until))
+    place = [mine, left, belongs, until, stretch, before, do.fill(clients / bands, left)]
+    own = do.beside(rest, *place, pooled)
+    mine_there = do("Unsqueeze", do.layer(own, agents.own_side), one)
+    met = do("Relu", do("Add", mine_there, do.layer(token, agents.band_side)))
+    more = do("Squeeze", do.through(agents.score, met), torch.tensor([2]))
+    silent = do.through(agents.silence, own)
     do.beside(do("Add", silent, more), silent, out="values")
     return do
 
@@ -235,7 +263,7 @@ def normalisation(config: Config) -> dict[str, Any]:
         "action": f"{action}, decided in slots 0, hold_slots, 2 hold_slots, ... "
         "and held in between; with hop_subbands, b in inputs and actions is sub-band (b + slot) "
         "mod subbands",
-        "hold_slots": config.qmix.hold_slots,
+        "hold_slots": config.qmix.play_hold_slots or config.qmix.hold_slots,
         "hop_subbands": config.qmix.hop_subbands,
         "levels_dbm": config.radio.power_levels_dbm,
         "subbands": config.radio.subbands,

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedfade.agents.kept import KeptAgents
-from fedfade.agents.networks import AgentNetworks, make_mixer
+from fedfade.agents.networks import AgentNetworks, make_mixer, spread
 from fedfade.agents.optimisers import Flat, Optimiser, clip
-from fedfade.agents.sets import make_agents
+from fedfade.agents.sets import SetNetworks, make_agents
 from fedfade.agents.transitions import Batch
 from fedfade.config import QmixConfig
 from fedfade.graphs import SideStream, fused
@@ -85,6 +85,12 @@ class Learner:
         self.kept = KeptAgents(config, self.agents, self._online[0])
         self._side = [SideStream(place), SideStream(place)]
 
+    def resize(self, *size: int) -> None:
+        """From now on so many clients, numbers in an observation, and actions."""
+        for networks in (self.agents, self.target_agents):
+            assert isinstance(networks, SetNetworks)
+            networks.resize(*size)
+
     # Matrix products stay library calls; the small operations between them are fused.
 
     @torch.no_grad()
@@ -124,9 +130,9 @@ class Learner:
         counts = ~(finished & runs)  # [run x agent, batch]
         return q * counts, values * counts[..., None]
 
-    def update(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """One step on the squared TD error of a batch (paper: eq. 34); its mean, and that of Q_tot:
-        [run]."""
+    def update(self, batch: Batch, lessons: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """One step on the squared TD error of a batch (paper: eq. 34), and with weight `lessons` []
+        towards what the teacher did; mean of the former and of Q_tot: [run]."""
         room = self._room(batch.reward.shape[-1])
         with torch.no_grad(), self._side[1].work():
             tape = self.agents.layers(batch.observation, room.kept)
@@ -136,7 +142,10 @@ class Learner:
         loss, total = self._loss(q, batch, tape[-1], target)
         loss.sum().backward()  # type: ignore[no-untyped-call]
         assert q.grad is not None
-        self.agents.backward(tape, batch.choice, q.grad, room.spare, self._side[0])
+        slope = spread(q.grad, batch.choice, tape[-1].shape[-1])
+        if lessons is not None:
+            slope = slope + lessons * self._pull(tape[-1], batch)
+        self.agents.descend(tape, slope, room.spare, self._side[0])
         if self._longest is not None:
             clip(self._online, self._longest)
         for optimiser in self._optimisers:
@@ -144,6 +153,21 @@ class Learner:
         self.kept.update(self.updates)
         self.updates += 1
         return loss.detach(), total
+
+    @fused
+    def _pull(self, values: Tensor, batch: Batch) -> Tensor:
+        """Slope of m times the cross entropy of softmax(Q_n / m) to what the teacher did, summed
+        over agents, m being `qmix.lesson_margin`: [run x agent, batch, action].
+
+        It is smooth where the large margin of DQfD (Hester et al. 2018) has a kink, and fades once
+        the teacher's choice leads by some m. Agents that have finished have nothing to learn, where
+        this is known.
+        """
+        assert batch.lesson is not None
+        odds = (values / self.config.lesson_margin).softmax(-1)
+        shown = spread(torch.ones_like(odds[..., 0]), batch.lesson, odds.shape[-1])
+        slope = (odds - shown) / values.shape[1]
+        return slope if batch.finished is None else slope * ~batch.finished[..., None]
 
     @fused
     def _loss(

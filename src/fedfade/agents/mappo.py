@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fedfade.agents.kept import KeptAgents
 from fedfade.agents.networks import Generators, StackedLinear, Tensors
 from fedfade.agents.optimisers import Flat, adam_step, clip
-from fedfade.agents.sets import make_agents
+from fedfade.agents.sets import SetCritic, SetNetworks, make_agents
 from fedfade.config import QmixConfig
 from fedfade.graphs import SideStream, fused
 from fedfade.randomness import fold, streams, torch_generator, uniform
@@ -103,15 +103,15 @@ class Sample(NamedTuple):
 
 class Critic(nn.Module):
     """What a state is worth, in standard deviations of returns: [run, batch, width] to [run,
-    batch]."""
+    batch]. Of a longer state it reads the beginning."""
 
     def __init__(self, width: int, hidden: Sequence[int], generators: Generators) -> None:
         super().__init__()
-        sizes = pairwise([width, *hidden, 1])
+        self.width, sizes = width, pairwise([width, *hidden, 1])
         self.layers = nn.ModuleList(StackedLinear(*size, generators) for size in sizes)
 
     def forward(self, state: Tensor) -> Tensor:
-        x = state
+        x = state[..., : self.width]
         for layer in self.layers[:-1]:
             x = layer(x).relu()
         value: Tensor = self.layers[-1](x)
@@ -142,9 +142,14 @@ class MappoLearner:
         drawn = [torch_generator(seed, "agent networks") for seed in seeds]
         self.agents = make_agents(config, agents, width, actions, drawn, preference)
         # A state in the order of rank ends in who has which, which is no business of the critic's.
-        self._state_width = state_width - (agents if config.state == "order" else 0)
+        state_width -= agents if config.state == "order" else 0
         drawn = [torch_generator(seed, "critic") for seed in seeds]
-        self.critic = Critic(self._state_width, config.mappo.value_hidden, drawn)
+        hidden = config.mappo.value_hidden
+        self.critic: Critic | SetCritic
+        if isinstance(self.agents, SetNetworks):
+            self.critic = SetCritic(self.agents, hidden, drawn)
+        else:
+            self.critic = Critic(state_width, hidden, drawn)
         self.agents.to(device), self.critic.to(device)
         self._flat = [Flat(self.agents, self.runs), Flat(self.critic, self.runs)]
         self._longest = torch.tensor(config.mappo.max_grad_norm, device=device)
@@ -157,6 +162,11 @@ class MappoLearner:
         self._shuffle = streams(seeds, "minibatches", device=device)  # [run]
         self._room = cache(lambda size: (self.agents.make_room(size), self.agents.make_room(size)))
         self._side = SideStream(self.updates.device)
+
+    def resize(self, *size: int) -> None:
+        """From now on so many clients, numbers in an observation, and actions."""
+        assert isinstance(self.agents, SetNetworks)
+        self.agents.resize(*size)
 
     def update(
         self, memory: EpisodeMemory, done: Tensor, lessons: Tensor | None = None
@@ -179,7 +189,7 @@ class MappoLearner:
         self._remember_odds(memory)
         shape = (self.runs, memory.decisions, memory.episodes)
         state = memory.state[:-1].transpose(0, 1).flatten(1, 2)
-        worth = self._scale(self.critic(state[..., : self._state_width]).view(shape))
+        worth = self._scale(self.critic(state).view(shape))
         trace = self.config.mappo.gae_lambda
         gain, returns = advantages(memory.reward.transpose(0, 1), worth, self._gamma, trace)
         now = torch.stack([torch.ones_like(returns), returns, returns.square()]).mean((2, 3)).T
@@ -249,7 +259,7 @@ class MappoLearner:
         loss.sum().backward()  # type: ignore[no-untyped-call]
         assert logits.grad is not None
         self.agents.descend(tape, logits.grad, spare, self._side)
-        error = self._critic_loss(sample.state[..., : self._state_width], sample.target)
+        error = self._critic_loss(sample.state, sample.target)
         error.sum().backward()  # type: ignore[no-untyped-call]
         self._move(done)
         return error.detach()

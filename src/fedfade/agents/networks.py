@@ -93,7 +93,7 @@ class AgentNetworks(nn.Module):
         return values + (observation[..., : self.width] @ self.prefer + self.prefer_bias)
 
     def layers(self, observation: Tensor, room: Tensors | None = None) -> Tensors:
-        """What each layer reads, and at the end the values: what `backward` needs.
+        """What each layer reads, and at the end the values: what `descend` needs.
 
         `room` (from `make_room`) is written to instead of new memory; not under autograd.
         """
@@ -120,13 +120,6 @@ class AgentNetworks(nn.Module):
         in every update costs as much as a matrix product."""
         rows = batch * self.agents if self.share else batch
         return [weight.new_empty(len(weight), rows, weight.shape[2]) for weight in self.weights]
-
-    @torch.no_grad()
-    def backward(
-        self, tape: Tensors, choice: Tensor, slope: Tensor, room: Tensors, side: SideStream
-    ) -> None:
-        """Write the gradient of every parameter from d loss / d Q(chosen): [run x agent, batch]."""
-        self.descend(tape, _spread(slope, choice, self.sizes[-1] - self.dueling), room, side)
 
     @torch.no_grad()
     def descend(self, tape: Tensors, g: Tensor, room: Tensors, side: SideStream) -> None:
@@ -161,7 +154,8 @@ def _finish_layer(x: Tensor, bias: Tensor, relu: bool) -> Tensor:
 
 
 @fused
-def _spread(slope: Tensor, choice: Tensor, actions: int) -> Tensor:
+def spread(slope: Tensor, choice: Tensor, actions: int) -> Tensor:
+    """Slopes of the values chosen [part, batch] as those of all: [part, batch, action]."""
     action = torch.arange(actions, device=slope.device)
     return torch.where(choice[..., None] == action, slope[..., None], 0.0)
 

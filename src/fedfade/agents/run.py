@@ -1,6 +1,7 @@
 """A training in a folder: continue where it stopped, report, keep checkpoints."""
 
 import math
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedfade.agents.checkpoint import (
+    INDEX,
     check_same_training,
     check_shapes,
     forget,
@@ -22,13 +24,15 @@ from fedfade.agents.checkpoint import (
     prepare_checkpoint,
     settle,
     take_prepared,
+    trained_folders,
 )
+from fedfade.agents.live import LivePage
 from fedfade.agents.trainer import Diverged, Report, Trainer, diverged
 from fedfade.config import Config, changed, content_digest, inputs_of, render_config
 from fedfade.device import matrix_products, pick_device
 from fedfade.errors import UserError
 from fedfade.interrupts import interrupts_held
-from fedfade.storage import folder_lock, make_folder, refuse_links, write_text
+from fedfade.storage import folder_lock, make_folder, refuse_links, rename, write_text
 
 CURVE = "curve"
 """Name of the tensor [batch, figure] that holds every report so far."""
@@ -59,12 +63,42 @@ def train(
 def each_seed(
     config: Config, folder: Path, seeds: Sequence[int] | None = None
 ) -> tuple[list[Config], list[Path]]:
-    """Configurations and folders of the seeds of one training; one alone has `folder` itself."""
+    """Configurations and folders of the seeds of one training; one alone has `folder` itself. Seeds
+    may join others: one that was alone is given a folder `seed-K` then."""
     seeds = [config.run.seed] if seeds is None else seeds
     _refuse_comparisons([folder])
     refuse_links(folder)  # where there are several, a seed's folder may be one
-    folders = [folder] if len(seeds) == 1 else [seed_folder(folder, seed) for seed in seeds]
+    if len(seeds) > 1 and has_checkpoint(folder):
+        _give_own_folder(folder, config)
+    alone = len(seeds) == 1 and trained_folders(folder) == [folder]
+    folders = [folder] if alone else [seed_folder(folder, seed) for seed in seeds]
     return [changed(config, {"run.seed": seed}) for seed in seeds], folders
+
+
+def _give_own_folder(folder: Path, config: Config) -> None:
+    """Let a training that has a folder to itself be one of several seeds in it."""
+    checkpoint = load_checkpoint(folder)
+    seed = checkpoint.config.run.seed
+    check_same_training(checkpoint, changed(config, {"run.seed": seed}))
+    with folder_lock(folder):
+        kept = (
+            INDEX,
+            "config.yaml",
+            "tensorboard",
+            *(f["name"] for f in checkpoint.files.values()),
+        )
+        place = seed_folder(folder, seed)
+        if not place.exists():
+            copy = folder / f".joining-{seed}"
+            shutil.rmtree(copy, ignore_errors=True)  # half of one, after a kill
+            make_folder(copy)
+            for path in (folder / name for name in kept if (folder / name).exists()):
+                into = copy / path.name
+                shutil.copytree(path, into) if path.is_dir() else shutil.copy2(path, into)
+            rename(copy, place)
+        forget([folder])
+        for path in (folder / name for name in kept):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def train_together(
@@ -73,11 +107,13 @@ def train_together(
     on_report: OnReport | None = None,
     checkpoint_s: float | None = None,
     overwrite: bool = False,
+    on_begin: Callable[[], None] = lambda: None,
 ) -> Trainer:
     """Several trainings in one program (see `programs`), each into a folder that looks as if it had
     been trained alone. Those that diverge are told of when the others are at their end.
 
-    `overwrite`: begin anew, whatever trainings the folders hold.
+    `overwrite`: begin anew, whatever trainings the folders hold. `on_begin` is called when there is
+    something to train and nothing was refused.
     """
     _refuse_comparisons(folders)
     digest = cache(content_digest)  # most runs have the same
@@ -103,6 +139,7 @@ def train_together(
             # A run once trained for longer than is asked now stays ahead of the others.
             last = trainer.batches if until is None else min(until, trainer.batches)
             if trainer.batch < last:
+                on_begin()
                 try:
                     _play_to(trainer, group, last, on_report, checkpoint_s)
                 except Diverged as error:
@@ -193,6 +230,7 @@ def _play_to(
         writers = [ScalarWriter(run.folder / "tensorboard", first) for run in group]
         for writer in writers:
             stack.callback(writer.close)
+        pages = _pages(group)
         asked = stack.enter_context(interrupts_held())
         saved, stop = time.perf_counter(), False
         with suppress(Diverged):  # all of them: said below
@@ -206,10 +244,25 @@ def _play_to(
                 if stop or time.perf_counter() - saved >= checkpoint_s:
                     _save_all(trainer, group)
                     saved = time.perf_counter()
+                for page, runs in pages:
+                    page.write([run.curve for run in runs], ended=stop)
     if asked():
         raise KeyboardInterrupt
     if trainer.lost:
         raise _about(trainer.lost, group)
+
+
+def _pages(group: list[_Run]) -> list[tuple[LivePage, list[_Run]]]:
+    """A page for each training, or one for all seeds of it that are trained together."""
+    found: dict[Path, list[_Run]] = {}
+    for run in group:
+        seeds = [o for o in group if o.folder == seed_folder(run.folder.parent, o.config.run.seed)]
+        together = run in seeds and len(seeds) > 1
+        found.setdefault(run.folder.parent if together else run.folder, []).append(run)
+    return [
+        (LivePage(place, runs[0].config, f"Training {place.name}"), runs)
+        for place, runs in found.items()
+    ]
 
 
 def _save_all(trainer: Trainer, group: list[_Run]) -> None:

@@ -38,10 +38,11 @@ class Teacher:
         """The choice it would make for every client in this decision: [episode, client].
 
         A decision that is held is taken for all its slots; what is best in the middle of them
-        stands for them.
+        stands for them. Agents that see their fading are shown what is best in the slot they see.
         """
         scenario, hold = self._scenario, self._scenario.hold_slots
-        slot = min(decision * hold + hold // 2, scenario.slots - 1)
+        ahead = 0 if "fading" in scenario.observe else hold // 2
+        slot = min(decision * hold + ahead, scenario.slots - 1)
         view = make_view(self._policy, scenario, self._round, progress, slot, self._now)
         answer: Action = ask(self._who, self._policy, "act", view, self._memory)
         if not self._ours:

@@ -23,6 +23,7 @@ from fedfade.agents.sets import SetNetworks, make_agents
 from fedfade.allocation import Action, Observed, Policy, Scope, View
 from fedfade.config import Config, changed
 from fedfade.errors import UserError, not_allowed
+from fedfade.wording import counted
 
 
 class QmixPolicy:
@@ -36,8 +37,11 @@ class QmixPolicy:
         self.agents, self.scope, self.name = agents, scope_of(config), config.qmix.algorithm
         seen, hidden = config.allocation.observe, config.allocation.hide
         self.observed = Observed(tuple(seen), tuple(hidden), config.allocation.csi_delay_slots)
-        self.hold_slots, self.hop_subbands = config.qmix.hold_slots, config.qmix.hop_subbands
+        self.hold_slots = config.qmix.play_hold_slots or config.qmix.hold_slots
+        self.hop_subbands = config.qmix.hop_subbands
         self.binary_power = config.qmix.power == "binary"
+        often = counted(config.qmix.hold_slots, "slot")
+        self.about = f"Agents trained by {self.name.upper()}, with a decision every {often}"
         looks = any(uplink.load_part(name).gradient_aware for name in seen)
         self.gradient_aware = looks and "gradient" not in hidden
 
@@ -140,12 +144,13 @@ def load_policy_checkpoint(folder: Path | str, config: Config) -> Policy:
 
 def _fitted(trained: Config, config: Config) -> Config:
     """How agents act in a scenario: as they were trained to, and if they are for any size, in its
-    size; they decide as often a round."""
+    size; they decide as often a round, at most in every slot."""
     if trained.qmix.network != "set":
         return trained
-    hold = round(trained.qmix.hold_slots * config.radio.slots / trained.radio.slots)
-    seen = trained.allocation
-    fields = {"qmix": trained.qmix.model_dump() | {"hold_slots": max(1, hold)}}
+    qmix, seen = trained.qmix, trained.allocation
+    longer = config.radio.slots / trained.radio.slots
+    hold = max(1, round((qmix.play_hold_slots or qmix.hold_slots) * longer))
+    fields = {"qmix": qmix.model_dump() | {"hold_slots": hold, "play_hold_slots": 0}}
     fields |= {f"allocation.{name}": getattr(seen, name) for name in Observed._fields}
     return changed(config, fields)
 

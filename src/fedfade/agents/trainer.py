@@ -31,7 +31,6 @@ from fedfade.agents.learner import Learner
 from fedfade.agents.mappo import EpisodeMemory, MappoLearner
 from fedfade.agents.networks import padded
 from fedfade.agents.rollout import Rollout
-from fedfade.agents.sets import SetNetworks
 from fedfade.agents.transitions import ReplayMemory
 from fedfade.config import Config, changed, differences
 from fedfade.device import one_thread
@@ -48,6 +47,9 @@ OWN = (
 )
 """What trainings in one program may each have to themselves, besides `cell` and
 `allocation.reward`; all else decides shapes, or is left alike to keep the program simple."""
+
+_SHARED_VALUES = 2**18
+"""In a layer of fewer numbers, threads cost an update more than they save."""
 
 
 def programs(configs: Sequence[Config]) -> list[list[int]]:
@@ -168,7 +170,7 @@ class Trainer:
             memory = EpisodeMemory(scenario.decisions, *shape, len(configs), self._device)
         else:
             kept = (qmix.replay_size, *shape, scenario.decisions, self.seeds, self._device)
-            memory = ReplayMemory(*kept, qmix.mask_finished)
+            memory = ReplayMemory(*kept, qmix.mask_finished, self._pulled)
         return _Place(rounds, Rollout(rounds, configs), memory)
 
     def _enter(self) -> None:
@@ -176,11 +178,9 @@ class Trainer:
         self.visit, self._here = divmod(self.batch, len(self._places))
         self.rounds, self.rollout, self.memory = self._places[self._here]
         self.scenario = scenario = self.rounds.scenario
-        if len(self._places) > 1 and isinstance(self.learner, Learner):
-            size = (scenario.clients, uplink.observation_width(scenario), scenario.actions)
-            for networks in (self.learner.agents, self.learner.target_agents):
-                assert isinstance(networks, SetNetworks)
-                networks.resize(*size)
+        if len(self._places) > 1:
+            width = uplink.observation_width(scenario)
+            self.learner.resize(scenario.clients, width, scenario.actions)
 
     def play_batch(self) -> list[Report]:
         """Play one batch of parallel episodes, learning on the way; a report for each run."""
@@ -277,6 +277,11 @@ class Trainer:
             self._ramp(qmix.lessons, 0.0, qmix.lesson_episodes) if qmix.teacher != "none" else 0.0
         )
 
+    @property
+    def _pulled(self) -> bool:
+        """Whether values are drawn to what a teacher does."""
+        return self.config.qmix.teacher != "none" and self.config.qmix.lesson_margin > 0
+
     def _ramp(self, start: float, end: float, episodes: int) -> float:
         """Linear in the episodes played, then constant."""
         return start + (end - start) * min(1.0, self.batch * self.rollout.episodes / episodes)
@@ -324,18 +329,27 @@ class Trainer:
             self._recorded[self._here] = works
         return self._recorded[self._here]
 
-    def _threads(self) -> AbstractContextManager[None]:
-        """A slot step takes one thread of a CPU, its operations being so small."""
-        return one_thread() if self.scenario.device.type == "cpu" else nullcontext()
+    def _threads(self, small: bool = True) -> AbstractContextManager[None]:
+        """Where operations are small one thread of a CPU is fastest."""
+        return one_thread() if small and self.scenario.device.type == "cpu" else nullcontext()
 
     def step(self) -> None:
-        """One decision of all parallel episodes."""
+        """One decision of all parallel episodes, each of whose operations is small."""
         with self._threads():
             self.recorded[0]()
 
     def update(self) -> None:
         """One learning step of all runs."""
-        self.recorded[1]()
+        with self._threads(self._layer_values < _SHARED_VALUES):
+            self.recorded[1]()
+
+    @property
+    def _layer_values(self) -> int:
+        """Numbers in the largest layer of an update: [run, transition, client, unit]."""
+        qmix, decisions = self.config.qmix, self.scenario.decisions * self.rollout.episodes
+        mappo = qmix.algorithm == "mappo"
+        rows = decisions // qmix.mappo.minibatches if mappo else qmix.batch_size
+        return rows * len(self.configs) * self.scenario.clients * max(qmix.hidden)
 
     def _update(self) -> None:
         if isinstance(self.learner, MappoLearner):
@@ -346,7 +360,7 @@ class Trainer:
         else:
             n_step = self.config.qmix.n_step
             sample = self.replay.sample(self.learner.updates, self._gamma, n_step)
-            loss, q = self.learner.update(sample)
+            loss, q = self.learner.update(sample, self._lessons if self._pulled else None)
         self._loss += loss
         self._q += q
 

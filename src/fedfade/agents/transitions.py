@@ -40,6 +40,7 @@ class Batch(NamedTuple):
     discount: Tensor  # [run, batch] gamma^n, or 0 where the episode ended
     finished: Tensor | None = None  # [run x agent, batch] bool, where they are masked
     next_finished: Tensor | None = None
+    lesson: Tensor | None = None  # [run x agent, batch] int64, what the teacher would have done
 
 
 class ReplayMemory:
@@ -59,6 +60,7 @@ class ReplayMemory:
         seeds: Sequence[int],
         device: torch.device | str = "cpu",
         keep_finished: bool = False,
+        keep_lessons: bool = False,
     ) -> None:
         self.episodes, self.slots = episodes, slots
         # One row more than asked for: the newest observation, whose action is still to come.
@@ -71,6 +73,7 @@ class ReplayMemory:
         self.reward = torch.zeros(runs, flat, device=device)
         finished = torch.zeros(runs * agents, flat, dtype=torch.bool, device=device)
         self.finished = finished if keep_finished else None
+        self.lesson = torch.zeros_like(self.choice) if keep_lessons else None
         self.slot = torch.zeros(self.rows, dtype=torch.int64, device=device)
         self.stored = torch.zeros((), dtype=torch.int64, device=device)  # rows ever completed
         self._keys = streams(seeds, "replay", device=device)  # [run]
@@ -88,8 +91,8 @@ class ReplayMemory:
 
     def take(self, run: int) -> dict[str, Tensor]:
         """What one run remembers, as if it were alone."""
-        finished = self.finished
-        some = {} if finished is None else {"finished": finished.chunk(self.runs)[run]}
+        kept = {"finished": self.finished, "lesson": self.lesson}
+        some = {name: t.chunk(self.runs)[run] for name, t in kept.items() if t is not None}
         return some | {
             "observation": self.observation.chunk(self.runs)[run],
             "state": self.state[run],
@@ -121,9 +124,12 @@ class ReplayMemory:
         self.slot.index_copy_(0, (self.stored % self.rows)[None], slot.view(1))
 
     def act(self, choice: Tensor, reward: Tensor, lesson: Tensor | None = None) -> None:
-        """Complete the row: choices [run x agent, episode] and rewards [run, episode]."""
+        """Complete the row: choices [run x agent, episode] and rewards [run, episode]; what the
+        teacher, if there is one, would have done."""
         place = self._place()
         self.choice.index_copy_(1, place, choice)
+        if self.lesson is not None and lesson is not None:
+            self.lesson.index_copy_(1, place, lesson)
         self.reward.index_copy_(1, place, reward)
         self.stored.add_(1)
 
@@ -174,6 +180,7 @@ class ReplayMemory:
             discount=torch.where(slot + n_step < self.slots, gamma**n_step, 0.0),
             finished=masks[0],
             next_finished=masks[1],
+            lesson=None if self.lesson is None else _rows(self.lesson, own),
         )
 
 

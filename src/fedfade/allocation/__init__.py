@@ -19,6 +19,7 @@ from fedfade.allocation.policy import (
     Policy,
     Scope,
     View,
+    described,
     full_power,
     gradient_aware,
     load_policy,

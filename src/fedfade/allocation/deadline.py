@@ -14,7 +14,7 @@ from torch import Tensor
 from fedfade.allocation.assignment import assign
 from fedfade.allocation.policy import BuiltInPolicy, View, full_power
 from fedfade.uplink import Action
-from fedfade.uplink.plan import planned_rate, shortest_first
+from fedfade.uplink.plan import planned_rate, soonest_first
 
 
 def bits_per_slot(view: View) -> Tensor:
@@ -30,12 +30,13 @@ def members(view: View, needed: Tensor, gain: Tensor | float, reach: float) -> T
     Clients need `needed` slots, infinitely many when done; a slot is worth `gain` of those. As
     many clients as there are sub-bands may try anyway if they lack no more than a factor `reach`.
     """
-    bands, left = view.scenario.bands, view.slots_left
-    order = shortest_first(view.scenario, needed, view.round_index)
+    bands, own = view.scenario.bands, view.own_slots_left
+    order = soonest_first(view.scenario, needed, view.round_index, view.ready_slot)
     slots = needed.gather(1, order)
+    own = own.gather(1, order) if isinstance(own, Tensor) else own
     place = torch.arange(view.scenario.clients, device=needed.device)
-    fits = (slots.cumsum(-1) <= gain * left * bands) & (slots <= gain * left)
-    tries = (place < bands) & (slots <= reach * left) | (place == 0)
+    fits = (slots.cumsum(-1) <= gain * view.slots_left * bands) & (slots <= gain * own)
+    tries = (place < bands) & (slots <= reach * own) | (place == 0)
     return torch.zeros_like(fits).scatter(1, order, fits | tries) & needed.isfinite()
 
 
@@ -84,13 +85,13 @@ class DeadlineMatching(BuiltInPolicy):
         # More slots than any round has; beyond, weights would leave the range of numbers.
         needed = (view.remaining_bits / bits).clamp(max=1e12)
         needed = needed.masked_fill(~view.active, torch.inf)
-        hurry = (needed / view.slots_left) ** self.HURRY
+        hurry = (needed / view.own_slots_left) ** self.HURRY
         belongs = members(view, needed, gain, reach=torch.inf)
-        weight = torch.where(belongs, hurry, self.BEYOND * hurry).masked_fill(~view.active, 0.0)
+        weight = torch.where(belongs, hurry, self.BEYOND * hurry).masked_fill(~view.can_send, 0.0)
         rate = scenario.link.efficiency(view.received_snr)
         rate = rate * (scenario.bandwidth_hz * scenario.slot_s)
         band, _ = assign((weight / bits)[..., None] * rate)
-        band = band.masked_fill(~view.active, -1)
+        band = band.masked_fill(~view.can_send, -1)
         memory.sent = band >= 0
         return full_power(view, band)
 
@@ -104,7 +105,7 @@ class ExpectedSlots:
 
 
 class DeadlineFeedback(BuiltInPolicy):
-    """The same, knowing no more than who has finished.
+    """All who can still finish take turns, knowing no more than who has finished.
 
     Everybody keeps the same account of the turns all have had, which stands for the progress
     nobody knows, and changes sub-band every slot. Where fewer send than there are sub-bands,
@@ -127,7 +128,7 @@ class DeadlineFeedback(BuiltInPolicy):
         needed = memory.needed.maximum(self.OVERDUE * memory.whole)
         needed = needed.masked_fill(view.finished, torch.inf)
         belongs = members(view, needed, 1.0 / self.MARGIN, self.REACH)
-        mine = self._shares(view, needed.masked_fill(~belongs, -1.0))
+        mine = self._shares(view, needed.masked_fill(~(belongs & view.ready), -1.0))
         memory.needed = memory.needed - mine.any(-1).float()
         best = torch.where(mine, view.fading, -1.0).argmax(-1)
         return full_power(view, torch.where(mine.any(-1), best, -1))

@@ -3,7 +3,8 @@
 Any choice of bands and powers gives client n in a slot and sub-band at most x_n L_n nats, where
 x_n is its share of the received power, L_n = (1 + 1/P_n) ln(1 + P_n) and P_n its SNR at full
 power (docs/explanation/policies.md has the three lines of proof). Shares on a sub-band sum to at
-most T/(1+T), T the sum of all P_n, and a client is on one sub-band at a time. So for any prices
+most T/(1+T), T the sum of all P_n, and a client is on one sub-band at a time; P_n is 0 in
+slots before it is ready. Rounds that end early (`run.deadline`) deliver no more. So for any prices
 mu in [0, 1]^N, the number of clients that deliver S bits (S_n of their own) is at most
 
     sum_n (1 - mu_n) + (1/S) sum over slots of the best assignment of mu_n L_n to sub-bands.
@@ -33,6 +34,9 @@ def genie_bound(scenario: Scenario, round_: Round) -> Tensor:
     snr = snr * (scenario.full_power_w / scenario.noise_w)
     if scenario.other_cells:
         snr = snr / (1.0 + round_.other_cells_w / scenario.noise_w)[:, :, None]
+    if (ready := round_.staggered) is not None:  # nobody sends before it is ready
+        slot = torch.arange(scenario.slots, device=snr.device)[:, None]
+        snr = snr * (ready[:, None] <= slot)[..., None]
     total, places = snr.sum(-2, keepdim=True), scenario.antennas
     nats = torch.where(snr > 1e-6, (1.0 + 1.0 / snr.clamp(min=1e-6)) * torch.log1p(snr), 1.0)
     share = total / (places + total)

@@ -388,12 +388,12 @@ class MaxSumRate(BuiltInPolicy):
     scope = "central"
 
     def act(self, view: View, memory: None) -> Action:
-        # Clients that are done have nothing to send and count as silent.
-        snr, antennas = view.received_snr * view.active[..., None], None
+        # Clients that are done, or not ready, have nothing to send and count as silent.
+        snr, antennas = view.received_snr * view.can_send[..., None], None
         link = view.scenario.link
         if view.direction is not None:
             antennas = Antennas(view.direction, view.scenario.receiver)
         elif link.name != "shannon":
             band, _ = assign(link.efficiency(snr))
-            return full_power(view, band.masked_fill(~view.active, -1))
+            return full_power(view, band.masked_fill(~view.can_send, -1))
         return full_power(view, _best_bands(snr, antennas))

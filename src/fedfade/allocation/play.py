@@ -25,6 +25,9 @@ class History(NamedTuple):
     level: Tensor  # [slot, episode, client] power level actually used
     rate_bps: Tensor  # [slot, episode, client]
     remaining_bits: Tensor  # [slot, episode, client] after the slot
+    sends: (
+        Tensor  # [slot, episode, client] bool, who could: not done, ready, and the round not over
+    )
 
 
 class Outcome(NamedTuple):
@@ -35,7 +38,15 @@ class Outcome(NamedTuple):
     finish_slot: Tensor  # [episode, client] slots used, `slots` for those who did not finish
     sum_rate_bps: Tensor  # [episode] mean over slots
     reward: Tensor  # [episode] sum of slot rewards
+    slots: Tensor  # [episode] until the round was over
+    sent_slots: Tensor  # [episode, client] slots in which it sent
+    power_w: Tensor  # [episode, client] sum over slots of its transmit power
     history: History | None
+
+    @property
+    def used(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What `uplink.Bill.spent` makes out the costs of."""
+        return self.slots, self.finish_slot, self.sent_slots, self.power_w
 
     def arrived(self, scenario: Scenario) -> Tensor:
         """Who delivered, or, where a part counts, the share of its bits: [episode, client]."""
@@ -123,6 +134,7 @@ def make_view(
         inner=round_.inner if aware and policy.scope == "central" else None,
         direction=round_.direction[:, measured] if told else None,
         round_keys=keys,
+        ready_slot=round_.staggered,
     )
 
 
@@ -154,7 +166,8 @@ def play_round(
     view = make_view(policy, scenario, round_, progress, 0, keys, observations)
     memory = ask(who, policy, "begin", view)
     finish_slot = torch.full_like(round_.alpha, scenario.slots)
-    rate_sum, reward = torch.zeros(2, episodes, device=scenario.device)
+    rate_sum, reward, slots = torch.zeros(3, episodes, device=scenario.device)
+    sent_slots, power_w = torch.zeros(2, *round_.alpha.shape, device=scenario.device)
     normalised = uplink.normalised_inner(round_.inner)
     frames = []
     for slot in range(scenario.slots):
@@ -168,17 +181,27 @@ def play_round(
         reward += uplink.slot_reward(scenario, normalised, progress, after, result)
         rate_sum += result.rate_bps.sum(-1)
         finish_slot = torch.where(result.finished_now, slot + 1.0, finish_slot)
+        sent_slots += result.power_w > 0
+        power_w += result.power_w
+        if air.quorum is not None:
+            slots += ~uplink.is_over(progress, air.quorum)
         if record:
-            level = torch.where(progress.finished, scenario.silent_level, action.level)
-            frames.append((action.band, level, result.rate_bps, after.remaining_bits.float()))
+            level = torch.where(result.sends, action.level, scenario.silent_level)
+            left = after.remaining_bits.float()
+            frames.append((action.band, level, result.rate_bps, left, result.sends))
         progress = after
     checks.finish()
+    if air.quorum is None:  # over when the last is done
+        slots = torch.where(start.finished, 0.0, finish_slot).amax(-1)
     return Outcome(
         delivered=progress.finished,
         bits=(start.remaining_bits - progress.remaining_bits).float(),
         finish_slot=finish_slot,
         sum_rate_bps=rate_sum / scenario.slots,
         reward=reward,
+        slots=slots,
+        sent_slots=sent_slots,
+        power_w=power_w,
         history=History(*map(torch.stack, zip(*frames, strict=True))) if record else None,
     )
 
@@ -198,12 +221,13 @@ class RecordedRounds:
         known = slots_at_once(policy, scenario, self.episodes)
         clients = torch.zeros(self.episodes, scenario.clients, device=scenario.device)
         once = clients[:, 0]
-        results = (clients.bool(), clients, clients, once, once)  # Outcome without a history
+        by_slots = (once, clients, clients)
+        results = (clients.bool(), clients, clients, once, once, *by_slots)  # but the history
         self._results = [part.clone() for part in results]
 
         def work() -> None:
             new = play_round(policy, scenario, kept, self._inputs[-1], trusted_slots=known)
-            for place, value in zip(self._results, new[:5], strict=True):
+            for place, value in zip(self._results, new[:-1], strict=True):
                 place.copy_(value)
 
         self._replay = record_work(work, self._results, scenario.device)

@@ -13,6 +13,7 @@ A view is a batch of all clients: what a scope leaves private is there too, row 
 Tests hold our own policies to it; a user's is taken at its word.
 """
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, get_args
@@ -56,6 +57,7 @@ class View:
     # parts; central only, and None with one antenna or before anything was measured
     direction: Tensor | None
     round_keys: Tensor  # [episode] keys for the round's random numbers
+    ready_slot: Tensor | None  # [episode, client] first slot each can send in, known to all; or 0
 
     @property
     def keys(self) -> Tensor:
@@ -75,6 +77,25 @@ class View:
     def active(self) -> Tensor:
         """Which clients still have bits to send (each knows it of itself): [episode, client]."""
         return self.remaining_bits > 0
+
+    @property
+    def ready(self) -> Tensor:
+        """Which clients have trained and could send now, which all know: [episode, client]."""
+        if self.ready_slot is None:
+            return torch.ones_like(self.remaining_bits, dtype=torch.bool)
+        return self.ready_slot <= self.slot
+
+    @property
+    def can_send(self) -> Tensor:
+        """Which clients are ready and have bits to send: [episode, client]."""
+        return self.active if self.ready_slot is None else self.active & self.ready
+
+    @property
+    def own_slots_left(self) -> Tensor | int:
+        """Slots left in which each client can send: [episode, client], or as many for all."""
+        if self.ready_slot is None:
+            return self.slots_left
+        return self.scenario.slots - self.ready_slot.clamp(min=self.slot)
 
 
 class Observed(NamedTuple):
@@ -114,6 +135,17 @@ class BuiltInPolicy:
 
     def begin(self, view: View) -> Any:
         return None
+
+
+def described(policy: object) -> str:
+    """A policy, or the class of one, in a phrase: its `about`, or how its docstring begins.
+
+    >>> from fedfade.allocation.baselines import RandomBand
+    >>> described(RandomBand)
+    'A random sub-band at full power'
+    """
+    first = (inspect.getdoc(policy) or "" if policy is not None else "").partition("\n\n")[0]
+    return str(getattr(policy, "about", " ".join(first.split()).partition(". ")[0].rstrip(".")))
 
 
 def gradient_aware(policy: Policy) -> bool:

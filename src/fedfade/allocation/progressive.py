@@ -39,7 +39,8 @@ class ProgressiveSchedule(BuiltInPolicy):
         scenario, bits = view.scenario, bits_per_slot(view)
         needed = (view.remaining_bits / bits).clamp(min=1, max=scenario.slots) * view.active
         part = bits * equal_time(needed, self.PLANNED * scenario.bands * scenario.slots)
-        return plan.reserve(scenario, view.snr, view.round_index, part).bands
+        given = (scenario, view.snr, view.round_index, part)
+        return plan.reserve(*given, ready=view.ready_slot).bands
 
     def act(self, view: View, memory: Tensor) -> Action:
         mine = memory[:, :, view.slot]  # [episode, client, band]
@@ -57,5 +58,6 @@ class ProgressiveMatching(BuiltInPolicy):
     def act(self, view: View, memory: None) -> Action:
         scenario, own = view.scenario, view.scenario.payload_bits
         worth = view.remaining_bits / own * (scenario.mean_payload_bits / own)  # of a bit
+        worth = worth * view.can_send
         band, _ = assign(worth[..., None] * scenario.link.efficiency(view.received_snr))
-        return full_power(view, band.masked_fill(~view.active, -1))
+        return full_power(view, band.masked_fill(~view.can_send, -1))

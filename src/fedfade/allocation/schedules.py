@@ -26,7 +26,8 @@ class BlockFadingSchedule(BuiltInPolicy):
     name = "block-fading-schedule"
 
     def begin(self, view: View) -> plan.Timetable:
-        return plan.timetable(view.scenario, view.snr, view.round_index, view.remaining_bits)
+        given = (view.scenario, view.snr, view.round_index, view.remaining_bits)
+        return plan.timetable(*given, view.ready_slot)
 
     def act(self, view: View, memory: plan.Timetable) -> Action:
         return full_power(view, torch.where(memory.start <= view.slot, memory.band, -1))
@@ -56,7 +57,8 @@ class WrapAroundSchedule(BuiltInPolicy):
 
     def begin(self, view: View) -> PlannedTurns:
         given = (view.scenario, view.snr, view.round_index, view.remaining_bits)
-        reserved = plan.reserve(*given, choice=self.choice, worth=self.worth(view))
+        worth, ready = self.worth(view), view.ready_slot
+        reserved = plan.reserve(*given, choice=self.choice, worth=worth, ready=ready)
         left = reserved.bands.any(-1).flip(-1).cumsum(-1).flip(-1)
         return PlannedTurns(reserved, left, plan.holder_done(reserved))
 
@@ -74,7 +76,7 @@ class WrapAroundSchedule(BuiltInPolicy):
 
 
 class WrapAroundChoice(WrapAroundSchedule):
-    """The same, but sub-bands the plan leaves empty are reserved for those who send.
+    """The wrap-around plan; sub-bands it leaves empty are reserved for those who send.
 
     With two or three to choose from, clients finish that are too weak for one.
     """
@@ -84,7 +86,7 @@ class WrapAroundChoice(WrapAroundSchedule):
 
 
 class WrapAroundAge(WrapAroundChoice):
-    """The same, but a client counts as many times as rounds have passed since it delivered.
+    """The wrap-around plan, but a client counts 1 + the rounds since it delivered last.
 
     Who hears finishes knows everybody's age.
     """
@@ -99,8 +101,10 @@ class WrapAroundAge(WrapAroundChoice):
 
 
 class WrapAroundInnovation(WrapAroundChoice):
-    """The same, but a client counts by how far its update is from what the server would take in
-    its place: |g_n - y_n|^2 under a rule that remembers y_n, |g_n - g_{t-1}|^2 otherwise.
+    """The wrap-around plan, but a client counts by how far its update is from what the server
+    would take in its place.
+
+    That is |g_n - y_n|^2 under a rule that remembers y_n, |g_n - g_{t-1}|^2 otherwise.
 
     Every client knows its own; the base station would have to announce this one number of each.
     """
@@ -119,7 +123,6 @@ class Queue:
 
     order: Tensor  # [episode, client]
     band: Tensor  # [episode, client], -1 while waiting or done
-    called: Tensor  # [episode] clients called to send so far
 
 
 class FinishFeedbackSchedule(BuiltInPolicy):
@@ -132,23 +135,25 @@ class FinishFeedbackSchedule(BuiltInPolicy):
     scope = "feedback"
 
     def begin(self, view: View) -> Queue:
-        """Everybody waits in order of expected time; clients with nothing to send come first."""
+        """Everybody waits in order of expected time."""
         slots = plan.expected_slots(view.scenario, view.snr, view.remaining_bits)
-        order = plan.shortest_first(view.scenario, slots, view.round_index)
-        return Queue(order, torch.full_like(order, -1), (~view.active).sum(-1))
+        order = plan.soonest_first(view.scenario, slots, view.round_index, view.ready_slot)
+        return Queue(order, torch.full_like(order, -1))
 
     def act(self, view: View, memory: Queue) -> Action:
         assert view.finished is not None
-        memory.band = torch.where(view.finished, -1, memory.band)
-        taken = torch.nn.functional.one_hot(memory.band + 1, view.scenario.bands + 1)[..., 1:]
+        band = torch.where(view.finished, -1, memory.band)
+        taken = torch.nn.functional.one_hot(band + 1, view.scenario.bands + 1)[..., 1:]
         free = taken.sum(1) == 0  # [episode, band]
-        # The i-th free sub-band goes to the i-th client not called yet.
-        place = memory.called[:, None] + free.cumsum(-1) - 1
-        calls = free & (place < view.scenario.clients)
-        episode, band = calls.nonzero(as_tuple=True)
-        client = memory.order[episode, place[episode, band]]
-        memory.band[episode, client] = band
-        memory.called = memory.called + calls.sum(-1)
+        # The first free sub-band goes to the first who waits, even for its own training; the
+        # second to the second ...
+        waits = ((band < 0) & ~view.finished).gather(1, memory.order)
+        turn = waits.cumsum(-1) - 1  # [episode, place]
+        first_free = free.byte().argsort(dim=-1, descending=True, stable=True)
+        called = waits & (turn < free.sum(-1, keepdim=True))
+        given = first_free.gather(1, turn.clamp(0, view.scenario.bands - 1))
+        held = band.gather(1, memory.order)
+        memory.band = band.scatter(1, memory.order, torch.where(called, given, held))
         return full_power(view, memory.band)
 
 
@@ -162,10 +167,10 @@ class ShortestRemainingFirst(BuiltInPolicy):
     def act(self, view: View, memory: None) -> Action:
         scenario = view.scenario
         slots = plan.expected_slots(scenario, view.snr, view.remaining_bits)
-        slots = slots.masked_fill(~view.active, torch.inf)
+        slots = slots.masked_fill(~view.can_send, torch.inf)
         order = plan.shortest_first(scenario, slots, view.round_index)
         chosen = order[:, : scenario.bands]  # [episode, place]
         rows = chosen[..., None].expand(-1, -1, scenario.bands)
         place_band, _ = assign(scenario.link.efficiency(view.received_snr.gather(1, rows)))
         band = torch.full_like(view.active, -1, dtype=torch.int64).scatter(1, chosen, place_band)
-        return full_power(view, band.masked_fill(~view.active, -1))
+        return full_power(view, band.masked_fill(~view.can_send, -1))

@@ -38,12 +38,14 @@ def sample(
         float | None, typer.Option(help="client speed in m/s", show_default="the paper's")
     ] = None,
     subband_gain: options.GainOption = None,
+    threads: options.ThreadsOption = None,
     overrides: options.SetOption = None,
 ) -> None:
     """Draw independent drops of fading and write them as traces."""
     from fedfade.radio import sample_drops
 
     options.check_output("--out", out, ".npz")
+    options.use_threads(threads)
     carrier_hz = None if carrier_ghz is None else carrier_ghz * 1e9
     others = {"radio.carrier_hz": carrier_hz, "radio.speed_mps": speed}
     given = {"clusters": clusters, "subband_gain": subband_gain}

@@ -1,22 +1,26 @@
-"""`fedfade compare`: which policy gives the best model? `fedfade replay`: one round of it."""
+"""`fedfade compare`: which policy gives the best model? `replay`, `report`: to look at it again."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from fedfade.commands import options
 from fedfade.config import Config, load_config, preset_names
+from fedfade.errors import not_allowed
 from fedfade.interrupts import interrupts_held
-from fedfade.storage import save_figure
 
 _POLICIES = "comma-separated policies: of those above, or module:factory"
 _FITTING = "the preset's, and trained ones that fit"
 _CHECKPOINT = "folder of fedfade train; adds its agents as qmix (repeatable)"
-_OUT = "run folder; continued if it has begun"
+_OUT = "run folder; continued if it has begun, and grown if policies, seeds or rounds are new"
 _OWN = "runs/compare-PRESET, and what was changed in it"
+_POLICY = "policy to show, one of the run's; a second goes beside it"
+_ROUND = "page to watch it on, .html; picture, .png .pdf or .svg; in motion, .gif"
+_FOLDERS = "folders of fedfade compare, train or sweep, or agents that come with the package"
+_ITS_OWN = "report.html, in the run folder if there is one"
 _OVERWRITE = "start anew if the folder holds a run"
 
 
@@ -33,6 +37,7 @@ def compare(
     checkpoint: Annotated[list[Path] | None, typer.Option(help=_CHECKPOINT)] = None,
     device: options.DeviceOption = None,
     precision: options.PrecisionOption = None,
+    threads: options.ThreadsOption = None,
     data_dir: options.DataDirOption = None,
     overrides: options.SetOption = None,
 ) -> None:
@@ -43,7 +48,7 @@ def compare(
     \b
         local     random, max-individual-rate, block-fading-schedule,
                   wrap-around-schedule, wrap-around-choice, progressive-schedule,
-                  trained: mappo-hold, qmix, qmix-hold, qmix-plus
+                  trained: mappo-hold, qmix, qmix-hold, qmix-plus, size-free
         feedback  block-fading-schedule-feedback, wrap-around-age,
                   deadline-feedback
         central   max-sum-rate, shortest-remaining-first, deadline-matching,
@@ -52,7 +57,8 @@ def compare(
     """
     from fedfade.device import pick_device
     from fedfade.experiments import RunFolder, batches, stored_rows, write_report
-    from fedfade.experiments.report import genie_line, left_out_lines, summary_table, verdict
+    from fedfade.experiments.findings import genie_line, left_out_lines, summary_table, verdict
+    from fedfade.experiments.growth import growth
     from fedfade.experiments.run_folder import folder_name
 
     names = None if policies is None else [n.strip() for n in policies.split(",") if n.strip()]
@@ -65,36 +71,53 @@ def compare(
     if preset in preset_names() and not named:  # a file of the user's says what it wants
         changes = options.with_fields(changes, policies=_with_shipped(config))
     config = options.asked_config(preset, changes)
+    options.use_threads(threads)
     chosen = pick_device(config.run.device)
     place = out or Path("runs") / f"compare-{folder_name(preset, asked, config)}"
-    folder = RunFolder(place, config, chosen)
+    found = None if overwrite else growth(place, config)
+    folder = RunFolder(place, found.there if found else config, chosen, keeps_models=True)
     # Whatever is refused is refused before a run is overwritten.
-    prepared = list(batches([folder], chosen)) if overwrite else []
-    advice = f"the same command continues in {folder.path}"
-    with options.stopping_cleanly(advice), folder.open(overwrite):
-        if folder.finished:
-            options.say(f"already finished: {folder.path}")
-        else:
-            for change in folder.changes():
-                options.say(f"note: since the run began, {change}; its last bits may differ")
-            (batch,) = prepared or batches([folder], chosen)
-            options.say(batch.comparisons[0].uplink.outlook())
-            options.say(batch.plan)
-            try:
-                with options.time_left("rounds", config.run.rounds) as tell:
-                    batch.run(tell)
-            except KeyboardInterrupt:
-                if not folder.finished:
-                    raise
+    prepared = next(batches([folder], chosen)) if overwrite else None
+    with options.stopping_cleanly(f"the same command continues in {place}"), folder.open(overwrite):
+        folder = _computed(folder, found, prepared, chosen)
         with interrupts_held():  # a finished run has a report
             rows = stored_rows(folder)
             record = folder.record
-            report = write_report(folder.path, config, record, rows)
+            report = write_report(place, folder.config, record, rows)
     summary = summary_table(rows, record.get("scopes", {}))
     _print_summary(summary, verdict(rows, config.learning.clients), genie_line(rows) or "")
     for line in left_out_lines(rows):
         options.say(line)
     options.echo(f"report: {report}")
+
+
+def _computed(folder: Any, found: Any, prepared: Any, device: Any) -> Any:
+    """An open `RunFolder`, with what was missing in it; `found`: its `Growth`."""
+    from fedfade.experiments import RunFolder, batches
+    from fedfade.experiments.growth import grow
+
+    added = found.words() if found else ""
+    if folder.finished and not added:
+        options.say(f"already finished: {folder.path}")
+        return folder
+    for change in folder.changes():
+        options.say(f"note: since the run began, {change}; its last bits may differ")
+    if not folder.finished:
+        batch = prepared or next(batches([folder], device))
+        options.say(batch.comparisons[0].uplink.outlook())
+        options.say(batch.plan)
+        try:
+            with options.time_left("rounds", folder.config.run.rounds) as tell:
+                batch.run(tell)
+        except KeyboardInterrupt:
+            if added or not folder.finished:
+                raise
+    if not added:
+        return folder
+    options.say(f"adding to {folder.path}: {added}")
+    with options.time_left("rounds", sum(block.run.rounds for block in found.blocks())) as tell:
+        grow(folder, found, device, tell, options.say)
+    return RunFolder(folder.path, found.whole, device)
 
 
 def _folders(asked: Sequence[Path]) -> Path | list[Path] | None:
@@ -130,16 +153,32 @@ def _print_summary(summary: Sequence[Sequence[str]], *sentences: str) -> None:
 
 def replay(
     folder: Annotated[Path, typer.Argument(help="run folder of fedfade compare")],
-    policy: Annotated[str, typer.Option(help="policy to show")],
+    policy: Annotated[list[str], typer.Option(help=_POLICY)],
     seed: Annotated[
         int | None, typer.Option(help="seed of the run; its first if not given")
     ] = None,
     round_number: Annotated[int, typer.Option("--round", help="round, counted from 0")] = 0,
-    out: Annotated[Path, typer.Option(help="picture, .png .pdf or .svg")] = Path("round.png"),
+    out: Annotated[Path, typer.Option(help=_ROUND)] = Path("round.png"),
+    threads: options.ThreadsOption = None,
 ) -> None:
-    """Draw who was on which sub-band at which power, and whose bits ran out in time."""
-    from fedfade.experiments.replay import replay_figure
+    """Show who was on which sub-band at which power, and whose bits ran out in time."""
+    from fedfade.experiments.replay import replayed
+    from fedfade.experiments.round_figures import save_round
 
-    options.check_output("--out", out, *options.PICTURES)
-    save_figure(replay_figure(folder, policy, seed, round_number), out)
-    options.echo(f"picture: {out}")
+    options.check_output("--out", out, *options.PICTURES, ".gif", ".html")
+    if len(policy) > 2:
+        raise not_allowed("--policy", ", ".join(policy), "one policy or two")
+    options.use_threads(threads)
+    save_round(replayed(folder, policy, seed, round_number), out)
+    options.echo(f"{'page' if out.suffix.lower() == '.html' else 'picture'}: {out}")
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(help=_FOLDERS)],
+    out: Annotated[Path | None, typer.Option(help="page, .html", show_default=_ITS_OWN)] = None,
+) -> None:
+    """Write one page of comparisons, sweeps, trainings and checkpoints; that of one run anew."""
+    from fedfade.experiments.report import write_joint_report
+
+    options.check_output("--out", out, ".html")
+    options.echo(f"report: {write_joint_report(folders, out)}")

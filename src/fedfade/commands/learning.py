@@ -41,6 +41,7 @@ def learn(
     data_dir: options.DataDirOption = None,
     device: options.DeviceOption = None,
     precision: options.PrecisionOption = None,
+    threads: options.ThreadsOption = None,
     out: Annotated[Path | None, typer.Option(help="folder for curve.csv and accuracy.png")] = None,
     json: options.JsonOption = False,
     overrides: options.SetOption = None,
@@ -53,6 +54,7 @@ def learn(
     counts = {"rounds": rounds, "seeds": seeds, "evaluate_every": evaluate_every}
     where = {"data_dir": data_dir, "device": device, "precision": precision}
     config = options.asked_config(preset, overrides, **counts, **where)
+    options.use_threads(threads)
     federation, run = _federation(config), config.run
     numbers = list(range(run.seed, run.seed + run.seeds))
     begin = time.perf_counter()
@@ -108,6 +110,7 @@ def bound(
     draws: Annotated[int, typer.Option(min=2, help=_DRAWS)] = 8,
     data_dir: options.DataDirOption = None,
     device: options.DeviceOption = None,
+    threads: options.ThreadsOption = None,
     figure: options.FigureOption = None,
     table: Annotated[Path | None, typer.Option(help="every figure of every round, .csv")] = None,
     json: options.JsonOption = False,
@@ -125,6 +128,7 @@ def bound(
         raise not_allowed("--policy", policy, "qmix where --checkpoint is given")
     fields = {"data_dir": data_dir, "checkpoint": checkpoint, "rounds": rounds, "device": device}
     config = options.asked_config(preset, overrides, **fields)
+    options.use_threads(threads)
     delivering = delivered if policy is None else policy
     along_run, found = bound_under(config, delivering, pick_device(config.run.device), draws), []
     with options.running("rounds", config.run.rounds, "nothing was written") as tell:

@@ -20,7 +20,8 @@ from fedfade.shown import plain
 from fedfade.storage import check_folder
 
 PRESETS = "the preset's"  # where no default is told, for it is whatever the preset says
-PresetArgument = Annotated[str, typer.Argument(help="preset name or path of a .yaml file")]
+_PRESET = f"{', '.join(preset_names())}, or the path of a .yaml file"
+PresetArgument = Annotated[str, typer.Argument(help=_PRESET)]
 RoundsOption = Annotated[int | None, typer.Option(help="federated rounds", show_default=PRESETS)]
 SeedsOption = Annotated[
     int | None, typer.Option(help="independent repetitions", show_default=PRESETS)
@@ -31,11 +32,18 @@ _DATA_DIR = "folder of the data sets"
 DataDirOption = Annotated[str | None, typer.Option(help=_DATA_DIR, show_default="FEDFADE_DATA")]
 DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu or cuda", show_default=PRESETS)]
 _PRECISION = "fp32, tf32 (CUDA) or bf16 (local training)"
+_THREADS = "CPU threads"
+ThreadsOption = Annotated[
+    int | None, typer.Option(min=1, max=1024, help=_THREADS, show_default="one a free core")
+]
 PrecisionOption = Annotated[str | None, typer.Option(help=_PRECISION, show_default=PRESETS)]
 GainOption = Annotated[str | None, typer.Option(help="average or centre", show_default=PRESETS)]
 FigureOption = Annotated[Path | None, typer.Option(help="picture, .png .pdf or .svg")]
 JsonOption = Annotated[bool, typer.Option("--json", help="end with one JSON object")]
 _SET = "override a field, e.g. --set radio.clusters=28 (repeatable)"
+OverwriteOption = Annotated[
+    bool, typer.Option("--overwrite", help="start anew if the folder holds results")
+]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help=_SET)]
 
 _FIELDS = {
@@ -75,6 +83,19 @@ def tell_idle(preset: str, *configs: Config) -> None:
     given = ((config, differences(config, default)) for config in configs)
     for sentence in dict.fromkeys(line for one, fields in given for line in idle(one, fields)):
         say(f"{sentence}.")
+
+
+def use_threads(threads: int | None) -> None:
+    """Compute on so many threads of the CPU, or on as many as there are free cores."""
+    from fedfade import device  # imports torch
+
+    device.use_threads(threads)
+
+
+def given_fields(overrides: list[str] | None, fields: Mapping[str, object]) -> dict[str, object]:
+    """What a user asked for by `--set` and by options, for the name of a folder."""
+    pairs = (override.partition("=") for override in overrides or ())
+    return {name.strip(): value.strip() for name, _, value in pairs} | dict(fields)
 
 
 PICTURES = (".png", ".pdf", ".svg")
@@ -120,6 +141,11 @@ def console_of_width(columns: int) -> PlainConsole:
     return console
 
 
+def watched() -> bool:
+    """Whether a progress bar moves before somebody's eyes; a file is given its last line only."""
+    return Console(stderr=True).is_interactive
+
+
 @contextmanager
 def time_left(unit: str, total: int) -> Iterator[Callable[[float, str], None]]:
     """A progress bar on standard error; yields a function of (done, what is being done).
@@ -145,7 +171,7 @@ def time_left(unit: str, total: int) -> Iterator[Callable[[float, str], None]]:
         bar.start()
         bar.update(task, completed=done, doing=doing)
 
-    if bar.console.is_interactive:  # a file or pipe is given the last line only
+    if watched():
         bar.start()
     try:
         yield tell

@@ -16,6 +16,9 @@ def verify(
     folder: Annotated[Path, typer.Argument(help="folder of fedfade compare or fedfade train")],
     rounds: Annotated[int, typer.Option(min=1, help=_ROUNDS)] = 3,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="CPU threads", show_default="the run's")
+    ] = None,
     data_dir: options.DataDirOption = None,
 ) -> None:
     """Run the first rounds again from the stored configuration; exit code 1 if a number differs."""
@@ -26,8 +29,10 @@ def verify(
     if device not in ("auto", "cpu", "cuda"):
         raise not_allowed("--device", device, "auto, cpu or cuda")
     total = min(rounds, stored_steps(folder))
+    if threads is None:
+        options.use_threads(None)  # where the folder does not say
     with options.running("steps", total, "nothing was changed") as tell:
-        found = run_again(folder, total, pick_device(device), tell, data_dir)
+        found = run_again(folder, total, pick_device(device), tell, data_dir, threads)
     for note in found.notes:
         options.say(f"note: {note}")
     scope = f"{found.again} of {found.stored} {found.what} run again, {found.numbers} numbers"

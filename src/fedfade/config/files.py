@@ -32,7 +32,9 @@ _ADDED = """
     qmix.rmsprop_epsilon qmix.clip_gradient qmix.loss qmix.standardise_rewards qmix.mask_finished
     qmix.average_weights qmix.candidates qmix.candidate_rounds qmix.layouts qmix.gain_spread_db
     qmix.network qmix.sizes learning.server_beta1 learning.server_beta2 learning.server_tau
-    learning.average_models qmix.teacher qmix.lessons qmix.lesson_episodes
+    learning.average_models learning.codec_rank qmix.teacher qmix.lessons qmix.lesson_episodes
+    qmix.play_hold_slots qmix.lesson_margin
+    cost run.deadline run.deadline_clients
     radio.receive_antennas radio.receiver cell.interference_cells cell.interference_activity
 """  # fields whose default is what was done before them
 _OTHERWISE = {"learning.previous_update": "last"}

@@ -21,7 +21,8 @@ def _nobody_announces(parts: list[str]) -> bool:
 _UNCLUSTERED = _one_of("rayleigh", "gamma", "traces")
 _UNMOVED = _one_of("gamma", "traces")
 _NOT_WALKING = _one_of("redraw", "fixed", "ring")
-_WITHOUT_CHOICE = sorted(CODECS.built_in.keys() - {"topk", "topk-progressive"})
+_WITHOUT_CHOICE = CODECS.built_in.keys() - {"topk", "topk-progressive"}
+_WITHOUT_RANK = CODECS.built_in.keys() - {"lowrank"}
 _REMEMBERING = ("mifa", "fedvarp", "scaffold")
 _MAPPO = " ".join(f"qmix.mappo.{name}" for name in MappoConfig.model_fields)
 _CAPPED = " ".join(f"radio.capped.{name}" for name in CappedConfig.model_fields)
@@ -31,6 +32,7 @@ _OF_QMIX = """
     qmix.final_rate qmix.rmsprop_decay qmix.rmsprop_epsilon qmix.clip_gradient qmix.loss
     qmix.standardise_rewards qmix.mask_finished qmix.n_step qmix.replay_size qmix.batch_size
     qmix.update_every qmix.target_every qmix.epsilon_start qmix.epsilon_end qmix.epsilon_episodes
+    qmix.lesson_margin
 """
 _OF_THE_PLACE = """
     radio.antenna_gain_dbi radio.client_antenna_gain_dbi
@@ -59,6 +61,7 @@ IDLE: list[tuple[str, dict[str, Callable[[Any], bool]]]] = [
     ("learning.alpha", {"learning.partition": _one_of("iid", "shards")}),
     ("learning.shards_per_client", {"learning.partition": _one_of("iid", "dirichlet")}),
     ("learning.codec_fraction", {"learning.codec": _one_of(*_WITHOUT_CHOICE)}),
+    ("learning.codec_rank", {"learning.codec": _one_of(*_WITHOUT_RANK)}),
     ("learning.error_feedback", {"learning.codec": _one_of("none", "float32")}),
     (
         "learning.server_beta1 learning.server_beta2 learning.server_tau",
@@ -67,6 +70,7 @@ IDLE: list[tuple[str, dict[str, Callable[[Any], bool]]]] = [
     ("learning.server_momentum", {"learning.server": _one_of("adam", "yogi", *_REMEMBERING)}),
     ("learning.data_dir", {"learning.data": lambda data: data != "cifar10"}),
     ("allocation.csi_delay_slots", {"allocation.observe": _nobody_announces}),
+    ("cost.samples_per_s cost.speed_spread", {"cost.speeds": lambda file: file is not None}),
     (
         "allocation.reward.delivered allocation.reward.deviation",
         {"allocation.reward.convergence": _one_of(0)},
@@ -76,10 +80,11 @@ IDLE: list[tuple[str, dict[str, Callable[[Any], bool]]]] = [
     ("qmix.mixing_width qmix.hypernet_width qmix.mixer_rate qmix.state", _SUMMED),
     ("qmix.mixing_width", {"qmix.mixer": _one_of("qplex")}),
     ("qmix.rmsprop_decay qmix.rmsprop_epsilon", {"qmix.optimiser": _one_of("adam")}),
-    ("qmix.lessons qmix.lesson_episodes", {"qmix.teacher": _one_of("none")}),
+    ("qmix.lessons qmix.lesson_episodes qmix.lesson_margin", {"qmix.teacher": _one_of("none")}),
     ("qmix.candidate_rounds", {"qmix.candidates": _one_of(1)}),
     ("qmix.payload_episodes", {"qmix.payload_start": _one_of(1)}),
     ("qmix.evaluate_every", {"qmix.gradients": lambda source: source != "learning"}),
+    ("run.deadline_clients", {"run.deadline": _one_of("fixed")}),
     ("run.repeat_fading", {"run.episodes_per_round": _one_of(1)}),
     ("run.precision", {"run.precision": _one_of("tf32"), "run.device": _one_of("cpu")}),
 ]

@@ -71,6 +71,9 @@ Factor = Annotated[float, Field(ge=0.01, le=100)]
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
 Metres = Annotated[float, Field(ge=0.01, le=1e6)]
+Watts = Annotated[float, Field(ge=0, le=1e6)]
+SLOWEST, FASTEST = 1e-6, 1e15  # samples a second
+_SPEED = {"ge": SLOWEST, "le": FASTEST}
 Some = Annotated[list[T], Field(min_length=1)]
 Listed = Annotated[list[T], Field(min_length=1, max_length=32)]
 Width = Annotated[Whole, Field(ge=1, le=100_000)]
@@ -273,6 +276,7 @@ class LearningConfig(_Branch):
     proximal: Weight = _is(0.0, "FedProx weight; 0 is FedAvg")
     codec: CodecName = _is("none", "how an update becomes the bits that are sent; none: float32")
     codec_fraction: float = _is(0.01, "codec topk: share of the values sent", gt=0, le=1)
+    codec_rank: Whole = _is(4, "codec lowrank: rank of every matrix sent", ge=1, le=10_000)
     error_feedback: bool = _is(
         False, "clients send what the codec lost of earlier updates with the next"
     )
@@ -330,6 +334,32 @@ class LearningConfig(_Branch):
     def vectors_sent(self) -> int:
         """Vectors of the model's size in an upload: SCAFFOLD sends a control beside the update."""
         return 2 if self.server == "scaffold" else 1
+
+
+class CostConfig(_Branch):
+    """What a round costs clients in seconds and joules; speeds decide who is late to send."""
+
+    samples_per_s: float = _is(
+        150.0, "training samples a client gets through in a second", **_SPEED
+    )
+    speed_spread: float = _is(
+        0.0,
+        "standard deviation of the logarithm of clients' speeds around samples_per_s, drawn with "
+        "the seed; 0: all are as fast",
+        ge=0,
+        le=5,
+    )
+    speeds: str | None = _is(
+        None, "text file of every client's samples a second, instead of these two"
+    )
+    downlink_bps: float = _is(
+        1e8, "rate at which all receive the model, 32 bits a value", ge=1, le=1e15
+    )
+    amplifier_efficiency: float = _is(
+        0.3, "transmit power over what the amplifier draws for it", ge=1e-6, le=1
+    )
+    circuit_w: Watts = _is(0.2, "drawn by a radio that sends or receives, beside the amplifier")
+    compute_w: Watts = _is(3.0, "drawn while a client trains")
 
 
 class RewardConfig(_Branch):
@@ -397,7 +427,8 @@ class MappoConfig(_Branch):
 
 _OF_SETS: dict[str, object] = {"share_parameters": True, "client_id": False, "power": "binary"}
 _OF_SETS |= {"dueling": False, "trust": 0.0}  # what a network over the set of clients goes with
-_OF_ANY_SIZE = {"remaining", "slots_left", "deviation", "round", "time_to_finish", "slack"}
+_FIRST_OF_SETS = ["order", "slots_left", "fading"]
+_OF_ANY_SIZE = {"remaining", "deviation", "round", "time_to_finish", "slack"}
 
 
 class QmixConfig(_Branch):
@@ -472,6 +503,9 @@ class QmixConfig(_Branch):
     hold_slots: Whole = _is(
         1, "slots a decision is held; the last one of a round may be shorter", ge=1, le=100_000
     )
+    play_hold_slots: Whole = _is(
+        0, "slots that trained agents hold a decision; 0: as many as in training", ge=0, le=100_000
+    )
     hop_subbands: bool = _is(
         False,
         "sub-bands that agents see and choose are logical: logical b is physical (b + slot) mod C, "
@@ -498,7 +532,12 @@ class QmixConfig(_Branch):
     lessons: Weight = _is(
         1.0,
         "weight of the teacher at the first episode: in mappo's loss; in Q-learning the share of "
-        "episodes that it plays",
+        "episodes that it plays, and the weight of lesson_margin",
+    )
+    lesson_margin: Weight = _is(
+        0.0,
+        "Q-learning: the value of what the teacher would do is raised until it leads by some of "
+        "this, as long as there are lessons; 0: it is not",
     )
     lesson_episodes: Whole = _is(
         50_000, "episodes until that weight is 0; linear between", ge=1, le=10**12
@@ -544,10 +583,10 @@ class QmixConfig(_Branch):
         for field, wanted in _OF_SETS.items() if self.network == "set" else ():
             if (value := getattr(self, field)) != wanted:
                 yield f"qmix.{field}", value, f"{wanted!r} where qmix.network is 'set'"
-        summed = self.algorithm == "qmix" and self.mixer in ("vdn", "independent")
-        if self.sizes and not (self.network == "set" and summed):
-            fits = "[] unless qmix.network is 'set' and qmix.mixer is 'vdn' or 'independent'"
-            yield "qmix.sizes", self.sizes, fits
+        any_size = self.algorithm == "mappo" or self.mixer in ("vdn", "independent")
+        if self.sizes and not (self.network == "set" and any_size):
+            fits = "[] unless qmix.network is 'set', and qmix.mixer 'vdn' or 'independent' in "
+            yield "qmix.sizes", self.sizes, fits + "Q-learning"
         if any(len(size) != 2 or size[0] > 1000 or size[1] > 64 for size in self.sizes):
             fits = "a list of [clients, sub-bands], at most 1000 and 64"
             yield "qmix.sizes", self.sizes, fits
@@ -581,6 +620,18 @@ class RunConfig(_Branch):
         "training goes through run.rounds again and again: with a new layout, walk and partition, "
         "or the same",
     )
+    deadline: Literal["fixed", "wait-for-k", "adaptive"] = _is(
+        "fixed",
+        "when a round ends before its last slot: once all have delivered, once deadline_clients "
+        "have, or once as many have as are waited for: all at first, fewer with every slot, "
+        "deadline_clients in the last",
+    )
+    deadline_clients: Whole = _is(
+        1,
+        "deadline wait-for-k: uploads that end the round; adaptive: in its last slot",
+        ge=1,
+        le=1000,
+    )
     evaluate_every: Count = _is(1, "rounds between evaluations of the model")
     checkpoint_s: Seconds = _is(20.0, "seconds between checkpoints")
     device: Literal["auto", "cpu", "cuda"] = _is("auto", "auto: CUDA when there is one")
@@ -595,6 +646,7 @@ class Config(_Branch):
     radio: RadioConfig = _is(RadioConfig(), "the uplink")
     cell: CellConfig = _is(CellConfig(), "clients in the cell")
     learning: LearningConfig = _is(LearningConfig(), "the FL task")
+    cost: CostConfig = _is(CostConfig(), "seconds and joules")
     allocation: AllocationConfig = _is(AllocationConfig(), "policies, observations, reward")
     qmix: QmixConfig = _is(QmixConfig(), "training of agents")
     run: RunConfig = _is(RunConfig(), "length, seeds, device")
@@ -602,13 +654,17 @@ class Config(_Branch):
     def _faults(self) -> _Faults:
         if self.qmix.trust and "reservation" not in self.allocation.observe:
             yield "qmix.trust", self.qmix.trust, "0 unless allocation.observe has 'reservation'"
-        first, *rest = seen = self.allocation.observe
-        if self.qmix.network == "set" and not (first == "order" and _OF_ANY_SIZE.issuperset(rest)):
-            fits = f"order, then some of {', '.join(sorted(_OF_ANY_SIZE))}, where qmix.network is"
-            yield "allocation.observe", seen, f"{fits} 'set'"
+        first, rest = (seen := self.allocation.observe)[:3], seen[3:]
+        known = first == _FIRST_OF_SETS and _OF_ANY_SIZE.issuperset(rest)
+        if self.qmix.network == "set" and not known:
+            fits = f"{', '.join(_FIRST_OF_SETS)}, then some of {', '.join(sorted(_OF_ANY_SIZE))}"
+            yield "allocation.observe", seen, f"{fits}, where qmix.network is 'set'"
         if self.qmix.hold_slots > self.radio.slots:
             allowed = f"at most radio.slots = {self.radio.slots}"
             yield "qmix.hold_slots", self.qmix.hold_slots, allowed
+        if self.run.deadline != "fixed" and self.run.deadline_clients > self.learning.clients:
+            allowed = f"at most learning.clients = {self.learning.clients}"
+            yield "run.deadline_clients", self.run.deadline_clients, allowed
         step_m, mobility = self.radio.speed_mps * self.cell.round_s, self.cell.mobility
         walk_m = step_m * self.run.rounds
         if mobility in ("reflect", "waypoint") and walk_m > 1e5 * self.cell.side_m:

@@ -6,7 +6,7 @@ end is what the policy did. `side_by_side.py` plays the rounds, of one compariso
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedfade import agents
-from fedfade.allocation import GENIE, PERFECT, Outcome, Policy, load_policy
+from fedfade.allocation import GENIE, PERFECT, Outcome, Policy, described, load_policy
 from fedfade.config import Config
 from fedfade.device import one_thread
 from fedfade.errors import UserError, not_allowed
@@ -34,6 +34,7 @@ from fedfade.learning import (
     load_data,
 )
 from fedfade.storage import read_npz, write_npz, write_text
+from fedfade.uplink import Bill
 
 QMIX = "qmix"
 
@@ -88,8 +89,9 @@ class Comparison:
             learning, load_data(learning), device=device, precision=run.precision
         )
         self.uplink = Uplink(config, self.federation.payload_bits, device)
-        # All policies of the first seed, then of the second, ...
-        self.runs = [(seed, name) for seed in self.uplink.seeds for name in self.learned]
+        values, samples = self.federation.values_sent, len(self.federation.dataset.train_labels)
+        self._bill = Bill(config, self.uplink.seeds, values, samples)
+        self.runs = runs_of(config)
         nobody = torch.zeros(len(self.runs), learning.clients, dtype=torch.int64)
         start = self.federation.start([seed for seed, _ in self.runs])
         self.at = Position(0, start, nobody, nobody.float())
@@ -146,7 +148,8 @@ class Comparison:
             sent = outcomes.get(name)
             outcome = sent and part_of(sent, run // len(self.learned))
             own = {what: value[run] for what, value in measures.items()}
-            seen = RunRound(payload_bits=bits, uploads=uploads[run], outcome=outcome, **own)
+            spent = outcome and self._bill.spent(seed, *outcome.used)
+            seen = RunRound(bits, uploads=uploads[run], outcome=outcome, spent=spent, **own)
             self.rows.append(metrics.measured_row(seed, name, number, seen))
         if self.genie is not None:
             bounds = zip(self.uplink.seeds, self.genie.tolist(), strict=True)
@@ -203,26 +206,56 @@ class Comparison:
         self.rows, self.at = rows, Position(done, state, uploads, ages)
 
     def finish(self, folder: RunFolder) -> None:
-        """Write what a finished run leaves: rows, and Gram matrices for `replay` and training."""
-        write_text(folder.metrics, rows_text(self.rows))
-        bits = self.uplink.scenario.payload_bits
-        arrays = {
-            "inner": self.grams.transpose(0, 1).numpy(),  # [run, round, client, client]
-            "seed": np.array([seed for seed, _ in self.runs]),
-            "policy": np.array([name for _, name in self.runs]),
-            "payload_bits": torch.as_tensor(bits, dtype=torch.float64).numpy(force=True),
+        """Write what a finished run leaves."""
+        if folder.keeps_models:
+            self.save(folder)
+        facts = {
+            "scopes": {policy.name: str(policy.scope) for policy in self.policies.values()},
+            "about": {policy.name: described(policy) for policy in self.policies.values()},
         }
-        write_npz(folder.path / "gradients.npz", arrays)
-        scopes = {policy.name: policy.scope for policy in self.policies.values()}
-        folder.finish(self.model_digests(), scopes=scopes)
+        grams, bits = self.grams.transpose(0, 1).numpy(), self.uplink.scenario.payload_bits
+        write_results(folder, self.rows, self.runs, grams, bits, self.model_digests(), facts)
 
     def model_digests(self) -> dict[str, str]:
         """SHA-256 of every run's model."""
         models, state = {}, self.at.state
         for run, (seed, name) in enumerate(self.runs):
             model = {"parameters": state.parameters[run], "buffers": state.buffers[run]}
-            models[f"{name}, seed {seed}"] = digest(model)
+            models[model_name(seed, name)] = digest(model)
         return models
+
+
+def model_name(seed: int, policy: str) -> str:
+    """What run.json calls the model of a run."""
+    return f"{policy}, seed {seed}"
+
+
+def runs_of(config: Config) -> list[tuple[int, str]]:
+    """Seeds and policies that learn: all of the first seed, then of the second, ..."""
+    learned = [name for name in compared_names(config) if name != GENIE]
+    return [(config.run.seed + n, name) for n in range(config.run.seeds) for name in learned]
+
+
+def write_results(
+    folder: RunFolder,
+    rows: Sequence[Row],
+    runs: Sequence[tuple[int, str]],
+    grams: np.ndarray,
+    payload: Payload,
+    models: Mapping[str, str],
+    facts: Mapping[str, Mapping[str, str]],
+) -> None:
+    """Rows, Gram matrices [run, round, client, client] for `replay` and training, digests, and
+    facts about policies."""
+    write_text(folder.metrics, rows_text(rows))
+    arrays = {
+        "inner": grams,
+        "seed": np.array([seed for seed, _ in runs]),
+        "policy": np.array([name for _, name in runs]),
+        "payload_bits": torch.as_tensor(payload, dtype=torch.float64).numpy(force=True),
+    }
+    write_npz(folder.path / "gradients.npz", arrays)
+    folder.finish(models, **facts)
 
 
 def deliveries(rows: Iterable[Row], seed: int, policy: str) -> list[list[int]]:

@@ -7,30 +7,32 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from fedfade.allocation import GENIE, PERFECT, History
-from fedfade.experiments.metrics import Row, as_text, policies_of, series, served, summarise
+from fedfade.allocation import GENIE, PERFECT
+from fedfade.experiments.metrics import SPENT, Row, as_text, policies_of, series, served, summarise
 from fedfade.shown import drawn
-from fedfade.uplink import Scenario
 from fedfade.wording import counted
 
-# One colour per policy everywhere; the rest take what is left of the palette.
+# One colour per policy everywhere, after Paul Tol's schemes, which most colour-blind people can
+# tell apart; the rest take what is left.
 _COLOURS = {
     PERFECT: "#444444",
     GENIE: "#999999",
-    "random": "#c0392b",
-    "max-individual-rate": "#e67e22",
-    "max-sum-rate": "#2471a3",
-    "block-fading-schedule": "#1e8449",
-    "block-fading-schedule-feedback": "#7dcea0",
-    "wrap-around-schedule": "#9ccc65",
-    "wrap-around-choice": "#ec407a",
-    "shortest-remaining-first": "#8e44ad",
-    "deadline-feedback": "#a1887f",
-    "deadline-matching": "#311b92",
-    "qmix": "#d4ac0d",
-    "qmix-plus": "#00acc1",
+    "random": "#cc3311",
+    "max-individual-rate": "#ee7733",
+    "max-sum-rate": "#0077bb",
+    "block-fading-schedule": "#117733",
+    "block-fading-schedule-feedback": "#6fae83",
+    "wrap-around-schedule": "#8a9a1b",
+    "wrap-around-choice": "#ee3377",
+    "shortest-remaining-first": "#aa4499",
+    "deadline-feedback": "#997755",
+    "deadline-matching": "#332288",
+    "qmix": "#b8860b",
+    "qmix-plus": "#009988",
+    "qmix-hold": "#1e90c8",
+    "mappo-hold": "#882255",
 }
-_SPARE = ["#16a085", "#d35400", "#2c3e50", "#f06292", "#5d4037"]
+_SPARE = ["#5566bb", "#aa5500", "#557788", "#cc6677", "#664433"]
 
 
 _WIDEST = 9.6
@@ -65,26 +67,38 @@ def of_seeds(count: int, kind: str = "seed") -> str:
     return f"median and 10-90 % band over {counted(count, kind)}" if count > 1 else f"one {kind}"
 
 
-def accuracy_figure(rows: Sequence[Row]) -> Figure:
-    """Test accuracy against rounds: median over seeds, 10-90 % band if there are several."""
+def accuracy_figure(rows: Sequence[Row], against: str = "round") -> Figure:
+    """Test accuracy: median over seeds, 10-90 % band if there are several.
+
+    Against rounds, or against what they have cost up to each, the mean over seeds.
+    """
     figure = blank(8, 4.6)
     axes = figure.subplots()
     order = [p for p in policies_of(rows) if p != GENIE]
     for policy in order:
         accuracy = 100 * series(rows, policy, "accuracy")
         measured = ~np.isnan(accuracy).all(0)
-        rounds = np.flatnonzero(measured)
+        place = np.flatnonzero(measured).astype(float)
+        if against in SPENT:
+            place = series(rows, policy, against).cumsum(1).mean(0)[measured]
+        if np.isnan(place).any():  # where every upload succeeds none is paid for
+            continue
         low, middle, high = np.percentile(accuracy[:, measured], [10, 50, 90], axis=0)
         style, shade = "--" if policy == PERFECT else "-", colour(policy, order)
-        dot = "o" if len(rounds) <= 12 else ""  # a single point is no line
+        dot = "o" if len(place) <= 12 else ""  # a single point is no line
         axes.plot(
-            rounds, middle, style, color=shade, label=drawn(policy), lw=1.8, marker=dot, ms=3.5
+            place, middle, style, color=shade, label=drawn(policy), lw=1.8, marker=dot, ms=3.5
         )
         if len(accuracy) > 1:
-            axes.fill_between(rounds, low, high, color=shade, alpha=0.13, lw=0)
-    axes.set(xlabel="federated round", ylabel="test accuracy in %")
+            axes.fill_between(place, low, high, color=shade, alpha=0.13, lw=0)
+    axes.set(
+        xlabel=SPENT[against].label if against in SPENT else "federated round",
+        ylabel="test accuracy in %",
+    )
+    axes.set_xlim(left=0 if against in SPENT else None)
     axes.set_title(f"Test accuracy, {of_seeds(len({row.seed for row in rows}))}", loc="left")
-    axes.legend(frameon=False, fontsize=9)
+    if axes.lines:
+        axes.legend(frameon=False, fontsize=9)
     tidy(axes)
     return figure
 
@@ -166,73 +180,3 @@ def waste_figure(rows: Sequence[Row]) -> Figure:
     axes.margins(x=0.16)
     axes.set_xlabel("Mbit received in a round")
     return figure
-
-
-def round_figure(
-    history: History, episode: int, scenario: Scenario, title: str, snr_db: Sequence[float]
-) -> Figure:
-    """One round, slot by slot: who is on which sub-band at which power, and what is left.
-
-    Top: a lane per sub-band, one colour per client, height = power level; collisions in grey
-    hatching. Bottom: each client's remaining bits.
-    """
-    from matplotlib import colormaps
-
-    clients, bands = scenario.clients, scenario.bands
-    band = history.band[:, episode].cpu().numpy()  # [slot, client]
-    power = scenario.power_w[history.level[:, episode]].cpu().numpy()
-    left = (history.remaining_bits[:, episode] / scenario.payload_bits).cpu().numpy()
-    palette = colormaps["tab10" if clients <= 10 else "gist_ncar"]
-    shade = [palette(c if clients <= 10 else c / clients) for c in range(clients)]
-    figure = blank(11, 2.2 + 0.55 * bands + 2.6)
-    ratios = [max(1.2, 0.5 * bands), 2.2]
-    lanes, progress = figure.subplots(2, 1, sharex=True, height_ratios=ratios)
-    _draw_lanes(lanes, band, power, np.unique(scenario.power_w.cpu().numpy()), shade, bands)
-    lanes.set_title(drawn(title), loc="left")
-    _draw_progress(progress, left, shade, snr_db)
-    return figure
-
-
-def _draw_lanes(
-    axes: Any, band: np.ndarray, power: np.ndarray, levels: np.ndarray, shade: list[Any], bands: int
-) -> None:
-    """A bar per sub-band and slot: `band` and `power` are [slot, client]."""
-    for lane in range(bands):
-        sending = (band == lane) & (power > 0)  # [slot, client]
-        crowd = sending.sum(1)
-        rank = np.searchsorted(levels, power) / max(1, len(levels) - 1)
-        bars = [
-            (sending[:, client] & (crowd == 1), 0.25 + 0.6 * rank[:, client], {"color": colour_})
-            for client, colour_ in enumerate(shade)
-        ]
-        grey = {"fc": "#bbbbbb", "ec": "#777777", "hatch": "xxxx"}
-        bars.append((crowd > 1, np.full(len(crowd), 0.85), grey))
-        floor = lane + 0.9
-        for mask, height, style in bars:
-            if mask.any():
-                top = np.where(mask, floor - height, np.nan)
-                axes.stairs(top, baseline=floor, fill=True, lw=0, **style)
-    axes.set_yticks(np.arange(bands) + 0.45, [f"sub-band {b}" for b in range(bands)])
-    axes.set_ylim(bands, -0.1)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-
-
-def _draw_progress(axes: Any, left: np.ndarray, shade: list[Any], snr_db: Sequence[float]) -> None:
-    """What each client has left to send: `left` is [slot, client], 1 = everything."""
-    slots, clients = left.shape
-    delivered = left[-1] <= 0
-    for client in range(clients):
-        style = "-" if delivered[client] else ":"
-        curve, label = 100 * np.append(1.0, left[:, client]), f"{client} ({snr_db[client]:.0f} dB)"
-        axes.plot(range(slots + 1), curve, style, color=shade[client], label=label)
-        if delivered[client]:
-            end = int(np.argmax(left[:, client] <= 0)) + 1
-            axes.plot(end, 0, "o", color=shade[client], clip_on=False, zorder=4)
-    axes.set(xlabel="slot", ylabel="left to send in %", xlim=(0, slots), ylim=(0, 102))
-    text = "(top: bar height = power, hatched = collision; dotted = did not finish)"
-    count = f"{int(delivered.sum())} of {counted(clients, 'client')} delivered"
-    axes.set_title(f"{count} {text}", loc="left", fontsize=10)
-    columns, corner = 1 + (clients - 1) // 14, {"loc": "upper left", "bbox_to_anchor": (1.0, 1.05)}
-    axes.legend(title="client (mean SNR)", frameon=False, fontsize=8, ncols=columns, **corner)
-    tidy(axes)

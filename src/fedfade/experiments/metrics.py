@@ -2,7 +2,7 @@
 
 A metric is declared once, as a field of `Row`: how it is measured (from a `RunRound`) and, if
 tables are to show it, how it is boiled down over seeds and rounds (`Shown`). Rows, files, tables
-and the report follow from that.
+and the report follow from that; what rounds cost (`AddsUp`) is an axis of the report too.
 """
 
 import csv
@@ -25,10 +25,13 @@ from fedfade.errors import UserError
 from fedfade.learning import Payload
 from fedfade.shown import cell, from_cell
 from fedfade.storage import read_bytes
+from fedfade.uplink import Spent
 
 _MAX_BYTES = 2**30
 _LARGEST = 1e300  # no count of bits is
 _AVERAGED = "accuracy_averaged"
+_OPTIONAL = ("seconds", "joules", "client_seconds", "client_joules", _AVERAGED)
+"""Columns that are left out where they hold nothing: older runs have none of them."""
 Numbers = NDArray[np.float64]
 
 
@@ -46,6 +49,7 @@ class RunRound:
     accuracy_averaged: Tensor  # of the mean of models; NaN where none is kept
     uploads: Tensor  # [client] rounds delivered in so far, this one included
     outcome: Outcome | None  # of this episode; None where every upload succeeds
+    spent: Spent | None = None  # in the slots of this episode; likewise
 
     @property
     def payloads(self) -> float:
@@ -65,19 +69,47 @@ class RunRound:
         """A number of the slots played; NaN where there were none."""
         return math.nan if self.outcome is None else float(getattr(self.outcome, name))
 
+    @property
+    def joules(self) -> float:
+        """Of all clients."""
+        return math.nan if self.spent is None else float(self.spent.joules.sum())
+
+    def by_client(self, name: str) -> str:
+        """A number of `spent`, client after client."""
+        each = [] if self.spent is None else getattr(self.spent, name).tolist()
+        return " ".join(f"{value:.7g}" for value in each)
+
 
 Series = Callable[[str], Numbers]
 """A policy's numbers by the name of the metric: [seed, round]."""
 
 
+class Curve(NamedTuple):
+    """How a metric is drawn round after round."""
+
+    label: str
+    scale: float = 1.0
+    digits: int = 2
+
+
+class AddsUp(NamedTuple):
+    """What rounds cost: added up over them, an axis of the report beside the rounds themselves."""
+
+    label: str  # "seconds"
+
+
 class Shown(NamedTuple):
-    """A column of the summary table."""
+    """A column of the summary table and, with a title, a card of the report."""
 
     name: str
     heading: str
     value: Callable[[Series], Any]  # a number or two
     text: str = "{:.2f}"
     scale: float = 1.0
+    title: str = ""
+    unit: str = ""  # behind the number on a card
+    better: int = 0  # 1: more is, -1: less is
+    about: str = ""  # what it is, for whoever hovers
 
     def format(self, value: float | Numbers) -> str:
         """As text; a dash for what was not measured."""
@@ -125,49 +157,106 @@ class Row(NamedTuple):
     accuracy: Annotated[
         float,
         lambda run: run.accuracy,
-        Shown("accuracy", "acc. %", lambda of: np.median(of("accuracy")[:, -1]), "{:.1f}", 100),
-        Shown("band", "10-90 %", _band, "{:.1f}-{:.1f}", 100),
+        Curve("test accuracy in %", 100, 1),
+        Shown(
+            *("accuracy", "acc. %", lambda of: np.median(of("accuracy")[:, -1]), "{:.1f}", 100),
+            *("Final accuracy", "%", 1, "test accuracy after the last round, median over seeds"),
+        ),
+        Shown("band", "10-90 %", _band, "{:.1f}-{:.1f}", 100, about="the same, range over seeds"),
     ]
-    loss: Annotated[float, lambda run: run.loss]  # test loss
-    train_loss: Annotated[float, lambda run: run.train_loss]  # mean over clients and local steps
+    loss: Annotated[float, lambda run: run.loss, Curve("test loss", 1, 3)]
+    # mean over clients and local steps
+    train_loss: Annotated[float, lambda run: run.train_loss, Curve("training loss", 1, 3)]
     # clients that delivered; for the genie: its bound
     delivered: Annotated[
         float,
         lambda run: run.delivered.sum(),
-        Shown("uploads", "uploads", lambda of: of("delivered").mean()),
-        Shown("empty_rounds", "empty %", lambda of: (of("delivered") == 0).mean(), "{:.0f}", 100),
+        Curve("uploads a round"),
+        Shown(
+            *("uploads", "uploads", lambda of: of("delivered").mean(), "{:.2f}", 1),
+            *("Uploads a round", "of {clients}", 1, "clients that delivered in a round, mean"),
+        ),
+        Shown(
+            *("empty_rounds", "empty %", lambda of: (of("delivered") == 0).mean(), "{:.0f}", 100),
+            better=-1,
+            about="rounds in which nobody delivered and the model stayed",
+        ),
     ]
     delivered_clients: Annotated[str, lambda run: _numbers(run.delivered)]
-    bits_sent: Annotated[float, lambda run: run.bits]  # received from all clients
+    # received from all clients
+    bits_sent: Annotated[float, lambda run: run.bits, Curve("Mbit received in a round", 1e-6, 1)]
     # of these, from clients that did not finish
     bits_wasted: Annotated[
         float,
         lambda run: max(0.0, run.bits - run.payloads),
-        Shown("wasted", "wasted %", _wasted, "{:.0f}", 100),
+        Curve("Mbit wasted in a round", 1e-6, 1),
+        Shown(
+            *("wasted", "wasted %", _wasted, "{:.0f}", 100),
+            *("Bits wasted", "%", -1, "bits of uploads that were not finished in time"),
+        ),
     ]
     # mean over slots
     sum_rate_bps: Annotated[
         float,
         lambda run: run.of_slots("sum_rate_bps"),
-        Shown("sum_rate_bps", "Mbit/s", lambda of: of("sum_rate_bps").mean(), "{:.1f}", 1e-6),
+        Curve("sum rate in Mbit/s", 1e-6, 1),
+        Shown(
+            *("sum_rate_bps", "Mbit/s", lambda of: of("sum_rate_bps").mean(), "{:.1f}", 1e-6),
+            about="sum rate, mean over slots",
+        ),
     ]
     # |mean of all updates - mean of those delivered|^2, the bound's second term (paper: eq. 25)
-    gradient_bias: Annotated[float, lambda run: run.bias]
+    gradient_bias: Annotated[float, lambda run: run.bias, Curve("bias of the average", 1, 4)]
     # Jain's index of uploads per client since round 0
     fairness: Annotated[
         float,
         lambda run: jain(run.uploads.numpy().astype(float)),
-        Shown("fairness", "fair", _fairness),
+        Curve("fairness of uploads so far"),
+        Shown(
+            *("fairness", "fair", _fairness, "{:.2f}", 1),
+            *("Fairness", "", 1, "Jain's index of uploads per client, 1 = all equal"),
+        ),
     ]
-    reward: Annotated[float, lambda run: run.of_slots("reward")]  # sum of slot rewards
+    # sum of slot rewards
+    reward: Annotated[float, lambda run: run.of_slots("reward"), Curve("reward of a round")]
     # clients whose update was not finite and was left out
     not_finite: Annotated[int, lambda run: (~run.finite).sum()]
     not_finite_clients: Annotated[str, lambda run: _numbers(~run.finite)]
+    # from the broadcast to the end of the round
+    seconds: Annotated[
+        float,
+        lambda run: math.nan if run.spent is None else run.spent.seconds.max(),
+        AddsUp("seconds since the start"),
+        Curve("seconds of a round"),
+        Shown(
+            *("seconds", "s", lambda of: of("seconds").mean(), "{:.2f}", 1),
+            *("Time a round", "s", -1, "from the broadcast to the end of a round, mean"),
+        ),
+    ] = math.nan
+    # drawn by all clients: receiving, training, sending
+    joules: Annotated[
+        float,
+        lambda run: run.joules,
+        AddsUp("joules drawn by all clients"),
+        Curve("joules of a round"),
+        Shown(
+            *("joules", "J", lambda of: of("joules").mean(), "{:.2f}", 1),
+            *("Energy a round", "J", -1, "drawn by all clients in a round, mean"),
+        ),
+    ] = math.nan
+    # until each client had delivered, or the round was over
+    client_seconds: Annotated[str, lambda run: run.by_client("seconds")] = ""
+    client_joules: Annotated[str, lambda run: run.by_client("joules")] = ""
     # test accuracy of the mean of the global models; its column is there if one was kept
     accuracy_averaged: Annotated[
         float,
         lambda run: run.accuracy_averaged,
-        Shown(_AVERAGED, "mean %", lambda of: np.median(of(_AVERAGED)[:, -1]), "{:.1f}", 100),
+        Curve("test accuracy of the mean of models in %", 100, 1),
+        Shown(
+            *(_AVERAGED, "mean %", lambda of: np.median(of(_AVERAGED)[:, -1]), "{:.1f}", 100),
+            better=1,
+            about="test accuracy of the mean of the global models",
+        ),
     ] = math.nan
 
 
@@ -177,13 +266,26 @@ _NOTES = {
     for name, hint in get_type_hints(Row, include_extras=True).items()
     if hint is not _TYPES[name]
 }
-_SHOWN: dict[str, Shown] = {one.name: one for _, *columns in _NOTES.values() for one in columns}
+_SHOWN: dict[str, Shown] = {
+    one.name: one for notes in _NOTES.values() for one in notes if isinstance(one, Shown)
+}
+
+
+CURVES = {name: one for name, notes in _NOTES.items() for one in notes if isinstance(one, Curve)}
+SPENT = {name: one for name, notes in _NOTES.items() for one in notes if isinstance(one, AddsUp)}
+"""By field."""
 
 
 def shown(rows: Iterable[Row]) -> list[Shown]:
     """Columns of the summary table, in order."""
-    every = _has_means(rows)
-    return [one for name, one in _SHOWN.items() if every or name != _AVERAGED]
+    there = columns(rows)
+    return [one for name, one in _SHOWN.items() if name in there or name not in _OPTIONAL]
+
+
+def spent(rows: Iterable[Row]) -> dict[str, AddsUp]:
+    """What rounds cost, if it was measured."""
+    there = columns(rows)
+    return {name: one for name, one in SPENT.items() if name in there}
 
 
 def heading(name: str) -> str:
@@ -200,6 +302,25 @@ def as_text(name: str, value: object) -> str:
     if not isinstance(value, float):
         return str(value)
     return (_SHOWN.get(name) or Shown(name, name, lambda of: math.nan, "{:.4g}")).format(value)
+
+
+def in_units(name: str, values: Numbers) -> Numbers:
+    """Numbers in the units of tables.
+
+    >>> in_units("accuracy", np.array([0.5])), digits_of("accuracy")
+    (array([50.]), 1)
+    """
+    return (_SHOWN[name].scale if name in _SHOWN else 1.0) * values
+
+
+def title_of(name: str) -> str:
+    """What a picture calls a number."""
+    return (_SHOWN[name].title or _SHOWN[name].heading) if name in _SHOWN else name
+
+
+def digits_of(name: str) -> int:
+    """Digits behind the point in tables."""
+    return len(_SHOWN[name].text.format(0.0).partition(".")[2]) if name in _SHOWN else 3
 
 
 def measured_row(seed: int, policy: str, number: int, run: RunRound) -> Row:
@@ -219,10 +340,19 @@ def rows_text(rows: Iterable[Row]) -> str:
     """Rows as the text of a file."""
     text, kept = io.StringIO(), list(rows)
     writer = csv.writer(text, lineterminator="\n")
-    end = None if _has_means(kept) else -1
-    writer.writerow(Row._fields[:end])
-    writer.writerows(["" if value != value else cell(value) for value in row[:end]] for row in kept)  # noqa: PLR0124
+    names = columns(kept)
+    writer.writerow(names)
+    each = ([getattr(row, name) for name in names] for row in kept)
+    writer.writerows(["" if value != value else cell(value) for value in row] for row in each)  # noqa: PLR0124
     return text.getvalue()
+
+
+def columns(rows: Iterable[Row]) -> list[str]:
+    """Those of a file of these rows: all, but for optional ones that none has a value of."""
+    held = set(Row._fields) - set(_OPTIONAL)
+    for row in rows:
+        held |= {name for name in _OPTIONAL if (value := getattr(row, name)) == value != ""}
+    return [name for name in Row._fields if name in held]
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -230,24 +360,19 @@ def read_rows(path: Path) -> list[Row]:
     content = read_bytes(path, _MAX_BYTES)
     try:
         reader = csv.reader(io.StringIO(content.decode("utf-8"), newline=""))
-        names = tuple(next(reader, ()))
-        if names not in (Row._fields, Row._fields[:-1]):
+        names = next(reader, [])
+        if names != [n for n in Row._fields if n in names or n not in _OPTIONAL]:
             raise ValueError("columns")
-        kinds = [_TYPES[name] for name in names]
-        return [_parse(kinds, cells) for cells in reader]
+        return [_parse(names, cells) for cells in reader]
     except (ValueError, csv.Error):
         raise UserError(f"{str(path)!r} is not a metrics file of fedfade compare.") from None
 
 
-def _has_means(rows: Iterable[Row]) -> bool:
-    """Whether means of models were tested."""
-    return not all(math.isnan(row.accuracy_averaged) for row in rows)
-
-
-def _parse(kinds: Sequence[type], cells: Sequence[str]) -> Row:
-    each = zip(kinds, cells, strict=True)
-    values = [math.nan if kind is float and not cell else kind(cell) for kind, cell in each]
-    row = Row._make([*values, math.nan][: len(Row._fields)])
+def _parse(names: Sequence[str], cells: Sequence[str]) -> Row:
+    values: dict[str, Any] = {}
+    for name, text in zip(names, cells, strict=True):
+        values[name] = math.nan if _TYPES[name] is float and not text else _TYPES[name](text)
+    row = Row(**values)
     row = row._replace(policy=from_cell(row.policy))
     if not row.policy:
         raise ValueError("no policy")
@@ -280,6 +405,7 @@ def _possible(row: Row, clients: int) -> bool:
         "delivered": clients,
         "not_finite": clients,
     }
+    most |= dict.fromkeys(("seconds", "joules"), _LARGEST)
     most |= {"bits_sent": _LARGEST, "bits_wasted": row.bits_sent, "sum_rate_bps": _LARGEST}
     return all(
         0 <= (value := getattr(row, name)) <= top or value != value  # noqa: PLR0124 - NaN

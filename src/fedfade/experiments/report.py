@@ -1,218 +1,307 @@
-"""One self-contained page a person can read: figures inside, nothing loaded from outside."""
+"""The report: one page to read and to explore, of a comparison or of several folders.
 
-import base64
-import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from importlib import resources
-from itertools import groupby
+Every kind of folder has a function that turns it into parts of a page; `READERS` says which, by
+the file that tells the kind.
+"""
+
+import io
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from string import Template
 from typing import Any
 
-from fedfade.allocation import GENIE, PERFECT
-from fedfade.config import Config
-from fedfade.experiments.metrics import Row, Summary, policies_of, series, shown, summarise
-from fedfade.shown import tagged
-from fedfade.storage import save_figure, write_text
-from fedfade.wording import counted, listed
+import numpy as np
 
-_LEFT_OUT_LINES = 40
+from fedfade import agents
+from fedfade.allocation import GENIE, PERFECT, described
+from fedfade.config import Config, load_config
+from fedfade.errors import UserError
+from fedfade.experiments.comparison import compared_names
+from fedfade.experiments.explore import explored
+from fedfade.experiments.findings import Place, genie_line, headline, left_out_lines, ranked
+from fedfade.experiments.metrics import SPENT, Row, policies_of, read_rows, shown, spent
+from fedfade.experiments.ranking import cards, cells, ranking
+from fedfade.experiments.replay import played_again, round_part
+from fedfade.experiments.run_folder import RESULTS, check_inputs, check_unchanged, read_record
+from fedfade.pages import PagePart, page_html, png_source
+from fedfade.seams import POLICIES
+from fedfade.storage import read_bytes, refuse_links, write_text, writing
+from fedfade.wording import counted
 
-
-def summaries(rows: Sequence[Row]) -> list[Summary]:
-    """One line per policy; the genie has uploads only and is not among them."""
-    return [summarise(rows, policy) for policy in policies_of(rows) if policy != GENIE]
-
-
-def _sending(rows: Sequence[Row]) -> list[Summary]:
-    return [line for line in summaries(rows) if line.policy != PERFECT]
-
-
-def _starves(line: Summary) -> bool:
-    """Fewer than one upload in two rounds."""
-    return bool(line.uploads < 0.5)
-
-
-def level_with_best(rows: Sequence[Row]) -> list[str]:
-    """The sending policies whose final accuracy no other beats beyond noise, best first.
-
-    Policies that starve are not among them: what their models can do is chance, and where all
-    starve there is no best. Runs of one seed share channel and data, so differences are taken
-    seed by seed; a policy is level with the best when the mean difference is within twice its
-    standard error. One seed shows no noise, so there level means equal.
-    """
-    sending = [line.policy for line in _sending(rows) if not _starves(line)]
-    final = {policy: series(rows, policy, "accuracy")[:, -1] for policy in sending}
-    order = sorted(sending, key=lambda policy: -final[policy].mean())
-
-    def level(policy: str) -> bool:
-        gap = final[order[0]] - final[policy]
-        error = gap.std(ddof=1) / math.sqrt(len(gap)) if len(gap) > 1 else 0.0
-        return bool(gap.mean() <= 2.0 * error)
-
-    return [policy for policy in order if level(policy)]
-
-
-def verdict(rows: Sequence[Row], clients: int) -> str:
-    """Who wins, and why, in a few sentences made of the numbers below."""
-    table = {line.policy: line for line in summaries(rows)}
-    sending, winners = _sending(rows), level_with_best(rows)
-    if not sending:
-        return "Only the bound was run."
-    if not winners:
-        return f"{_no_best(sending, clients)}{_perfect_reaches(table, None)}"
-    if len(sending) == 1:
-        text = f"{winners[0]}, the only policy that was run, ends at"
-    else:
-        alone = len(winners) == 1
-        verb = "wins" if alone else "are level within the noise of the seeds"
-        if len({row.seed for row in rows}) == 1:
-            verb = f"{'ends' if alone else 'end'} highest in the one seed that was run"
-        text = f"{listed(winners)} {verb}:"
-    accuracy = ", ".join(table[name].text("accuracy") for name in winners)
-    uploads = ", ".join(table[name].text("uploads") for name in winners)
-    text += f" final accuracy {accuracy} %, uploads of {clients} a round {uploads}."
-    text += _perfect_reaches(table, table[winners[0]])
-    if starving := [line.policy for line in sending if _starves(line)]:
-        text += f" Starving, with fewer than one upload in two rounds: {', '.join(starving)}."
-    return text
-
-
-def _no_best(sending: Sequence[Summary], clients: int) -> str:
-    """What to say where every policy starves."""
-    most = max(sending, key=lambda line: line.uploads)
-    if most.uploads == 0:
-        return (
-            "Nobody delivered, in any round and under any policy, so the models are what they were "
-            "at the start and no policy is best. Lower learning.payload_bits or raise radio.slots."
-        )
-    return (
-        "No policy is best, for all starve, with fewer than one upload in two rounds; the most, "
-        f"{most.text('uploads')} of {clients} a round, has {most.policy}."
-    )
-
-
-def _perfect_reaches(table: Mapping[str, Summary], best: Summary | None) -> str:
-    """How far perfect upload is ahead, if it was run."""
-    if PERFECT not in table:
-        return ""
-    text = f" Perfect upload reaches {table[PERFECT].text('accuracy')} %"
-    if best is None:
-        return f"{text}."
-    gap = 100 * (table[PERFECT].accuracy - best.accuracy)
-    if round(gap, 1) > 0:
-        return f"{text}, {gap:.1f} points more."
-    no_more = "no more: after so few rounds and seeds further uploads do not show in the accuracy"
-    return f"{text}, {'as much' if round(gap, 1) == 0 else no_more}."
-
-
-def summary_table(rows: Sequence[Row], scopes: Mapping[str, str]) -> list[list[str]]:
-    """Headings and a line per policy as text, for the terminal and the page alike."""
-    headings = ["policy", "knows", *(column.heading for column in shown(rows))]
-    lines = [[s.policy, scopes.get(s.policy, "bound"), *s.cells()] for s in summaries(rows)]
-    return [headings, *lines]
-
-
-def genie_line(rows: Sequence[Row]) -> str | None:
-    """The genie's bound as a sentence, when it was computed."""
-    if GENIE not in policies_of(rows):
-        return None
-    mean = series(rows, GENIE, "delivered").mean()
-    return f"No policy, however clairvoyant, could deliver more than {mean:.2f} uploads a round."
-
-
-def left_out_lines(rows: Sequence[Row]) -> list[str]:
-    """Which clients' updates were left out because they were not finite, run by run."""
-    rounds: dict[tuple[str, int, int], list[int]] = defaultdict(list)
-    for row in rows:
-        for number in row.not_finite_clients.split():
-            rounds[row.policy, row.seed, int(number)].append(row.round)
-    if not rounds:
-        return []
-    count = sum(map(len, rounds.values()))
-    lines = [
-        f"{counted(count, 'update')} {'was' if count == 1 else 'were'} left out because not finite "
-        "(not a number, infinite, or of enormous norm); the rounds went on without:"
-    ]
-    for (policy, seed, client), numbers in sorted(rounds.items())[:_LEFT_OUT_LINES]:
-        lines.append(f"{policy}, seed {seed}: client {client} in {_spans(numbers)}.")
-    if (more := len(rounds) - _LEFT_OUT_LINES) > 0:
-        lines.append(f"{counted(more, 'more line')} in metrics.csv.")
-    return lines
-
-
-def _spans(numbers: Sequence[int]) -> str:
-    """Rounds in words.
-
-    >>> _spans([0, 1, 2, 5]), _spans([4])
-    ('rounds 0-2, 5', 'round 4')
-    """
-    spans = []
-    for _, group in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
-        first, *rest = (number for _, number in group)
-        spans.append(f"{first}-{rest[-1]}" if rest else str(first))
-    return f"round{'s' if len(numbers) > 1 else ''} {', '.join(spans)}"
+_TITLE = "Who should send where?"
+_BOUNDS = {
+    PERFECT: "A bound: every upload succeeds",
+    GENIE: "A bound: how many could deliver at most, with all gains known",
+}
+_PICTURES = {
+    "accuracy": ("Accuracy", "test accuracy against rounds"),
+    **{f"accuracy-{n}": (f"Accuracy against {n}", f"test accuracy against {n}") for n in SPENT},
+    "uploads": ("Uploads per round", "uploads per round"),
+    "served": ("Who is served", "share of rounds each client delivered"),
+    "waste": ("Where the bits go", "bits delivered and wasted"),
+}
+_BESIDE = "max-sum-rate"  # carries the most bits and finishes fewer uploads: the telling contrast
+_WATCHED = 50_000  # slots times clients of a round that a report holds at most
+_POINTS = 400  # of a training's curve
+_CONFIG_BYTES = 2**20
 
 
 def write_report(
-    folder: Path, config: Config, record: Mapping[str, Any], rows: Sequence[Row]
+    folder: Path,
+    config: Config,
+    record: Mapping[str, Any],
+    rows: Sequence[Row],
+    foreign: bool = False,
 ) -> Path:
-    """Draw all figures and write `report.html`; returns its path."""
+    """Draw all figures and write `report.html`; returns its path. See `comparison_parts`."""
+    pictures = _pictures(rows, config.learning.clients)
+    for name, png in pictures.items():
+        with writing(folder / "figures" / f"{name}.png") as temporary:
+            temporary.write_bytes(png)
+    parts = comparison_parts(folder, config, record, rows, pictures, foreign)
+    write_text(folder / "report.html", page_html(_TITLE, parts))
+    return folder / "report.html"
+
+
+def write_joint_report(folders: Sequence[Path], out: Path | None) -> Path:
+    """One page of several folders; without `out`, that of a comparison in its folder."""
+    if out is None and len(folders) == 1 and (folders[0] / "run.json").is_file():
+        refuse_links(folders[0])  # a figure would be written where a link leads
+        return write_report(folders[0], *_compared(folders[0]), foreign=True)
+    out = out or Path("report.html")
+    parts = [part for folder in folders for part in _read(folder)]
+    write_text(out, page_html(_TITLE, [*_overview(folders), *parts]))
+    return out
+
+
+def _read(folder: Path) -> list[PagePart]:
+    """The parts of whatever a folder holds."""
+    place = agents.agents_folder(folder)
+    for marker, read in READERS.items():
+        if any(place.glob(marker)):
+            return read(place)
+    found = f"it has none of {', '.join(READERS)}"
+    raise UserError(f"{str(folder)!r} holds no run, sweep, training or checkpoint: {found}.")
+
+
+# --- a comparison --------------------------------------------------------------------------------
+
+
+def _compared(folder: Path) -> tuple[Config, dict[str, Any], list[Row]]:
+    """A comparison as far as it has come: every round that all runs have."""
+    config = load_config(folder / "config.yaml", stored=True)
+    record, rows = read_record(folder / "run.json"), read_rows(folder / "metrics.csv")
+    if record.get("finished") is not None:
+        check_unchanged(folder, record, "metrics.csv")
+    last = {(row.policy, row.seed): 0 for row in rows}
+    for row in rows:
+        last[row.policy, row.seed] = max(last[row.policy, row.seed], row.round)
+    whole = min(last.values(), default=-1)
+    rows = [row for row in rows if row.round <= whole]
+    if len(rows) != len(last) * (whole + 1) or not rows:
+        raise UserError(f"{str(folder / 'metrics.csv')!r} holds no whole round of all policies.")
+    return config, record, rows
+
+
+def _comparison(folder: Path) -> list[PagePart]:
+    config, record, rows = _compared(folder)
+    pictures = _pictures(rows, config.learning.clients)
+    return comparison_parts(folder, config, record, rows, pictures, foreign=True, name=folder.name)
+
+
+def comparison_parts(
+    folder: Path,
+    config: Config,
+    record: Mapping[str, Any],
+    rows: Sequence[Row],
+    pictures: Mapping[str, bytes],
+    foreign: bool,
+    name: str = "",
+) -> list[PagePart]:
+    """Results, a round in motion, and how it was made.
+
+    `foreign`: the folder may be a stranger's, so no code that it names is run. Parts of one run
+    among several bear its name.
+    """
+    from fedfade.experiments.figures import colour  # Matplotlib takes a second to import
+
+    policies, of = policies_of(rows), f"{name}: " if name else ""
+    colours = {policy: colour(policy, policies) for policy in policies}
+    about = {policy: _about(policy, record) for policy in policies}
+    order, clients = ranked(rows), config.learning.clients
+    text = {
+        "setting": _setting(config, rows),
+        "headline": [*headline(rows, order, clients), *filter(None, [genie_line(rows)])],
+        "cards": cards(rows, order, clients),
+        "columns": shown(rows),
+        "lines": ranking(rows, order, record.get("scopes") or {}, about),
+        "left_out": left_out_lines(rows),
+        "pictures": [(*_PICTURES[key], png_source(png)) for key, png in pictures.items()],
+    }
+    names = [place.policy for place in order] + [GENIE] * (GENIE in policies)
+    data = explored(rows, names, config, colours, about)
+    parts = [PagePart("comparison", name or "Results", text, data)]
+    with suppress(UserError):  # agents that were moved, say: there is a report all the same
+        parts += _watched(folder, config, record, rows, order, foreign, of)
+    return [*parts, PagePart("made", f"{of}How this was made", _made(folder, record))]
+
+
+def _setting(config: Config, rows: Sequence[Row]) -> str:
     learning, radio, run = config.learning, config.radio, config.run
-    setting = (
+    done = int(max(row.round for row in rows)) + 1
+    partly = f" of which {done} {'is' if done == 1 else 'are'} done" if done < run.rounds else ""
+    text = (
         f"{counted(learning.clients, 'client')}, {counted(radio.subbands, 'sub-band')}, "
-        f"{counted(radio.slots, 'slot')} a round, {counted(run.rounds, 'round')}, "
+        f"{counted(radio.slots, 'slot')} a round, {counted(run.rounds, 'round')}"
+        f"{partly}, "
         f"{counted(run.seeds, 'seed')}, data {learning.data}, mobility {config.cell.mobility}, "
         f"fading {radio.source}"
     )
-    if radio.source == "clustered":
-        setting += f" with {radio.clusters} clusters"
+    return f"{text} with {radio.clusters} clusters" if radio.source == "clustered" else text
+
+
+def _about(policy: str, record: Mapping[str, Any]) -> str:
+    """A policy in a phrase: the bounds', what the run noted, or what our own says of itself."""
+    noted = _BOUNDS.get(policy) or (record.get("about") or {}).get(policy)
+    return noted or described(POLICIES.own(policy.partition("@")[0]))
+
+
+def _watched(
+    folder: Path,
+    config: Config,
+    record: Mapping[str, Any],
+    rows: Sequence[Row],
+    order: Sequence[Place],
+    foreign: bool,
+    of: str,
+) -> list[PagePart]:
+    """A typical round of the best policy beside another, if it can be played again."""
+    known = {*compared_names(config)} - {PERFECT}
+    lines = [place.line for place in order if place.policy in known]
+    names = [line.policy for line in lines]
+    if not (folder / "gradients.npz").is_file() or not names:
+        return []
+    if config.radio.slots * config.learning.clients > _WATCHED:
+        return []
+    chosen = [names[0], *[n for n in (_BESIDE, *names) if n in names[1:]][:1]]
+    if foreign:
+        check_unchanged(folder, record, *RESULTS)
+        for name in chosen:
+            check_inputs(folder, config, record, name)
+        named = [config.radio.source, *config.allocation.observe, *chosen]
+        if any(":" in one for one in named) or {*chosen} & {*agents.trained_agents(config)}:
+            return []
+    own = [row for row in rows if (row.policy, row.seed) == (names[0], config.run.seed)]
+    middle = max(row.round for row in own) / 2
+    typical = min(own, key=lambda r: (abs(r.delivered - lines[0].uploads), abs(r.round - middle)))
+    replay = played_again(folder, config, rows, chosen, config.run.seed, typical.round)
+    return [round_part(replay, f"{of}One round, slot by slot", picture=None)]
+
+
+def _made(folder: Path, record: Mapping[str, Any]) -> dict[str, str]:
     made = (
         f"fedfade {record.get('fedfade')}, commit {record.get('commit') or 'unknown'}, "
         f"torch {record.get('torch')}, {record.get('device')}, started {record.get('started')}"
     )
-    headings, *table = summary_table(rows, record.get("scopes") or {})
-    # Of one policy alone there is no best.
-    best, lines = level_with_best(rows) if len(_sending(rows)) > 1 else [], ""
-    for cells in table:
-        mark = ' class="best"' if cells[0] in best else ""
-        lines += f"<tr{mark}>{_tagged('td', cells)}</tr>"
-    page = Template((resources.files(__package__) / "report.html").read_text()).substitute(
-        setting=tagged(setting),
-        verdict=tagged(verdict(rows, learning.clients)),
-        head=_tagged("th", headings),
-        lines=lines,
-        genie=tagged(genie_line(rows) or ""),
-        left_out=_tagged("p", left_out_lines(rows)),
-        pictures=_pictures(folder / "figures", rows, learning.clients),
-        command=tagged(str(record.get("command"))),
-        made=tagged(made),
-        config=tagged((folder / "config.yaml").read_text()),
-    )
-    write_text(folder / "report.html", page)
-    return folder / "report.html"
+    config = read_bytes(folder / "config.yaml", _CONFIG_BYTES).decode(errors="replace")
+    return {"command": str(record.get("command")), "made": made, "config": config}
 
 
-def _tagged(tag: str, texts: Sequence[str]) -> str:
-    return "".join(f"<{tag}>{tagged(text)}</{tag}>" for text in texts)
-
-
-def _pictures(folder: Path, rows: Sequence[Row], clients: int) -> str:
-    """Draw into a folder; returns the sections of the page, images inside."""
+def _pictures(rows: Sequence[Row], clients: int) -> dict[str, bytes]:
+    """What is shown without JavaScript, as PNG."""
     from fedfade.experiments import figures  # Matplotlib takes a second to import
 
-    accuracy, uploads = figures.accuracy_figure(rows), figures.uploads_figure(rows, clients)
-    served, waste = figures.served_figure(rows, clients), figures.waste_figure(rows)
-    sections = []
-    for name, figure, heading, text in [
-        ("accuracy", accuracy, "Accuracy", "test accuracy against rounds"),
-        ("uploads", uploads, "Uploads per round", "uploads per round"),
-        ("served", served, "Who is served", "share of rounds each client delivered"),
-        ("waste", waste, "Where the bits go", "bits delivered and wasted"),
-    ]:
-        save_figure(figure, folder / f"{name}.png")
-        image = base64.b64encode((folder / f"{name}.png").read_bytes()).decode("ascii")
-        source = f"data:image/png;base64,{image}"
-        sections.append(f'<h2>{heading}</h2><p><img alt="{text}" src="{source}"></p>')
-    return "\n".join(sections)
+    drawn = {
+        "accuracy": figures.accuracy_figure(rows),
+        **{f"accuracy-{name}": figures.accuracy_figure(rows, name) for name in spent(rows)},
+        "uploads": figures.uploads_figure(rows, clients),
+        "served": figures.served_figure(rows, clients),
+        "waste": figures.waste_figure(rows),
+    }
+    pictures = {}
+    for name, figure in drawn.items():
+        figure.savefig(file := io.BytesIO(), dpi=150, format="png")
+        pictures[name] = file.getvalue()
+    return pictures
+
+
+# --- several folders -----------------------------------------------------------------------------
+
+
+def _overview(folders: Sequence[Path]) -> list[PagePart]:
+    """All policies of all comparisons in one table, where there are several."""
+    runs = [folder for folder in folders if (folder / "run.json").is_file()]
+    if len(runs) < 2:
+        return []
+    tables = {folder.name: _compared(folder)[2] for folder in runs}
+    columns = {column.name: column for rows in tables.values() for column in shown(rows)}
+    lines = [
+        {"run": name, "policy": place.policy, "cells": cells(place.line, list(columns))}
+        for name, rows in tables.items()
+        for place in ranked(rows)
+    ]
+    return [PagePart("overview", "All runs", {"columns": list(columns.values()), "lines": lines})]
+
+
+# --- a training ----------------------------------------------------------------------------------
+
+
+def _training(folder: Path) -> list[PagePart]:
+    """The learning curve of a training, all its seeds, or what a checkpoint without one says."""
+    places = agents.trained_folders(folder)
+    found = [agents.load_checkpoint(place) for place in places]
+    config, total = found[0].config, found[0].config.qmix.episodes
+    done = min(one.episodes for one in found)
+    intro = (
+        f"{config.qmix.algorithm.upper()} agents, {counted(len(places), 'seed')}: {done} of "
+        f"{counted(total, 'episode')}, {counted(config.learning.clients, 'client')}, "
+        f"{counted(config.radio.subbands, 'sub-band')}, {counted(config.radio.slots, 'slot')}."
+    )
+    curves = []
+    with suppress(UserError):  # agents that come with the package have no curve
+        curves = [agents.saved_curve(place) for place in places]
+    length = min(map(len, curves), default=0)
+    if not length:
+        return [PagePart("chart", folder.name, {"intro": intro, "picture": None})]
+    table = np.array([curve[:length] for curve in curves], float)  # [seed, batch, figure]
+    blocks = np.array_split(table, min(length, _POINTS), axis=1)
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # nothing in a block
+        means = np.stack([np.nanmean(block, axis=1) for block in blocks], 1)
+    labels = {
+        "uploads": f"uploads a round, of {config.learning.clients}",
+        "reward": "reward of an episode",
+        "loss": "squared error of values",
+        "q": "value of the joint action",
+        "epsilon": "exploration",
+        "accuracy": "test accuracy",
+    }
+    y = [
+        {
+            "name": name,
+            "label": label,
+            "digits": 3,
+            "values": [means[:, :, column].tolist()],
+        }
+        for name, label in labels.items()
+        if not np.isnan(means[:, :, column := agents.Report._fields.index(name)]).all()
+    ]
+    x = [{"name": "episodes", "label": "training episodes", "values": means[0, :, 0].tolist()}]
+    line = {"name": config.qmix.algorithm, "colour": "#0077bb", "about": intro}
+    data = {"file": "training", "kind": "seed", "lines": [line], "x": x, "y": y}
+    return [PagePart("chart", folder.name, {"intro": intro, "picture": None}, data)]
+
+
+def _sweep(folder: Path) -> list[PagePart]:
+    from fedfade.experiments.sweep_figures import sweep_parts  # Matplotlib takes a second to import
+
+    return sweep_parts(folder)
+
+
+READERS: dict[str, Callable[[Path], list[PagePart]]] = {
+    "run.json": _comparison,
+    "checkpoint.json": _training,
+    "seed-*/checkpoint.json": _training,
+    "sweep.csv": _sweep,
+}
+"""What a folder is, by a file in it."""

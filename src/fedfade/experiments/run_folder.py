@@ -3,7 +3,8 @@
 config.yaml       the resolved configuration, a comment per field
 run.json          version, commit, environment, command, agents, times, whether it is finished
 metrics.csv       one row per seed, policy and round
-checkpoint.safetensors   where to go on; gone when the run is finished
+checkpoint.safetensors   where to go on; of a finished run: from which more rounds can be played
+more/             policies, seeds and rounds that are being added (`growth.py`)
 """
 
 import hashlib
@@ -12,6 +13,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -35,6 +37,7 @@ from fedfade.config import (
     Config,
     check_same_inputs,
     content_digest,
+    content_of,
     differences,
     inputs_of,
     load_config,
@@ -48,6 +51,9 @@ FREE_FIELDS = ("run.device", "run.checkpoint_s", "learning.data_dir")
 
 RESULTS = ("metrics.csv", "gradients.npz")
 """Files that a finished run is read from."""
+
+MORE = "more"
+"""The folder in a run folder in which runs are added to it."""
 
 
 def provenance(config: Config, device: torch.device) -> dict[str, Any]:
@@ -110,7 +116,7 @@ def check_inputs(
     needed = {
         name: found
         for name, found in inputs_of(config).items()
-        if policy is None or name in (policy, config.radio.traces)
+        if policy is None or name in (policy, config.radio.traces, config.cost.speeds)
     }
     check_same_inputs(path, record.get("inputs"), needed)
 
@@ -185,7 +191,7 @@ def in_words(varied: Mapping[str, Any]) -> str:
 def folder_name(preset: str, asked: Config, config: Config) -> str:
     """A name that no other configuration, agents, code or data have: that of a shipped preset as
     it is, else with what was asked for besides and a digest, `quickstart_rounds=5-1f0c2a9e`."""
-    inputs, name = inputs_of(config), Path(preset).stem
+    inputs, name = content_of(inputs_of(config)), Path(preset).stem
     differing = differences(load_config(preset), asked, FREE_FIELDS)
     varied = {path: attrgetter(path)(asked) for path in differing}
     if preset in preset_names() and not varied and not inputs:
@@ -193,6 +199,19 @@ def folder_name(preset: str, asked: Config, config: Config) -> str:
     words = in_words(varied)[:60]
     short = mark(decisive(config), agents_digest(config), inputs)
     return f"{name}{words and '_'}{words}-{short}"
+
+
+def default_folder(name: str, given: Mapping[str, Any]) -> Path:
+    """Where a command writes that was not told where: what was asked for besides is in the name.
+
+    >>> str(default_folder("levers-small", {"run.seeds": None}))
+    'runs/levers-small'
+    >>> str(default_folder("levers-small", {"run.seeds": 2}))
+    'runs/levers-small_seeds=2-6315be8a'
+    """
+    asked = {field: value for field, value in given.items() if value not in (None, [], (), False)}
+    words = in_words(asked)[:60]
+    return Path("runs") / (f"{name}_{words}-{mark(asked)}" if asked else name)
 
 
 def commit_of(file: Path) -> str | None:
@@ -216,8 +235,12 @@ def _now() -> str:
 class RunFolder:
     """One folder for one configuration; opened under a lock, continued by the same command."""
 
-    def __init__(self, path: Path, config: Config, device: torch.device) -> None:
+    def __init__(
+        self, path: Path, config: Config, device: torch.device, keeps_models: bool = False
+    ) -> None:
+        """`keeps_models`: a finished run keeps its checkpoint, so that rounds can be added."""
         self.path, self.config, self._device = path, config, device
+        self.keeps_models, self.more = keeps_models, path / MORE
         self.metrics = path / "metrics.csv"
         self.checkpoint = path / "checkpoint.safetensors"
         self._record, self._asked = path / "run.json", path / "config.yaml"
@@ -256,6 +279,7 @@ class RunFolder:
         names = ("gradients.npz", "report.html")
         files = [self.checkpoint, self.metrics, *pictures, *(self.path / name for name in names)]
         storage.take_back(*files, self._asked, self._record)
+        shutil.rmtree(self.more, ignore_errors=True)
 
     def _check_content(self) -> None:
         own = {".lock", self._asked.name}  # all that a run killed at its birth leaves
@@ -273,13 +297,13 @@ class RunFolder:
                 load_checkpoint(agents)  # a folder without agents is the mistake to speak of
             raise UserError(
                 f"--out {str(self.path)!r} holds a run of another configuration, differing in "
-                f"{', '.join(differing)}: choose another folder or the same configuration, or "
-                "--overwrite it."
+                f"{', '.join(differing)}: choose another folder or the same configuration "
+                "(policies, seeds and rounds may be added), or --overwrite it."
             )
 
     @property
     def record(self) -> dict[str, Any]:  # the run's provenance
-        return _read_record(self._record)
+        return read_record(self._record)
 
     @property
     def finished(self) -> bool:
@@ -290,11 +314,12 @@ class RunFolder:
         return changes_since(self.record, self._device)
 
     def finish(self, models: Mapping[str, str], **facts: object) -> None:
-        """Mark the run as done, note facts about it, and drop its checkpoint."""
+        """Mark the run as done, note facts about it, and drop its checkpoint if nobody wants it."""
         left = _left(self.path, models, *RESULTS)
         done = {"models": models, "left": left, "finished": _now()}
         storage.write_json(self._record, self.record | facts | done)
-        self.checkpoint.unlink(missing_ok=True)
+        if not self.keeps_models:
+            self.checkpoint.unlink(missing_ok=True)
 
     def save_checkpoint(self, rounds_done: int, tensors: Mapping[str, Tensor], rows: str) -> None:
         """Everything needed to go on after `rounds_done` rounds; `rows`: a digest of their rows."""
@@ -334,18 +359,20 @@ def open_finished(path: Path) -> tuple[Config, dict[str, Any]]:
     if not (path / "config.yaml").is_file() or not (path / "run.json").is_file():
         raise UserError(f"{str(path)!r} is not a run folder: it has no config.yaml and run.json.")
     config = load_config(path / "config.yaml", stored=True)
-    record = _read_record(path / "run.json")
+    record = read_record(path / "run.json")
     if record.get("finished") is None:
         raise UserError(f"{str(path)!r} is not finished: run the same fedfade compare again.")
     return config, record
 
 
-def _read_record(path: Path) -> dict[str, Any]:
+def read_record(path: Path) -> dict[str, Any]:
+    """What `run.json` says."""
     answer = storage.read_json(path)
-    scopes = answer.get("scopes", {}) if isinstance(answer, dict) else None
-    if not isinstance(scopes, dict) or not all(isinstance(s, str) for s in scopes.values()):
-        raise UserError(f"{str(path)!r} is not a run record.")
-    return dict(answer)
+    record = answer if isinstance(answer, dict) else {"scopes": None}
+    for words in (record.get(name, {}) for name in ("scopes", "about")):  # by policy
+        if not isinstance(words, dict) or not all(isinstance(one, str) for one in words.values()):
+            raise UserError(f"{str(path)!r} is not a run record.")
+    return dict(record)
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:

@@ -12,7 +12,7 @@ from fedfade.agents import check_same_training, is_trained, load_checkpoint, sav
 from fedfade.config import Config
 from fedfade.device import pick_device
 from fedfade.experiments.comparison import stored_rows
-from fedfade.experiments.report import summaries
+from fedfade.experiments.findings import summaries
 from fedfade.experiments.run_folder import RunFolder, check_inputs
 from fedfade.experiments.side_by_side import compare_many
 

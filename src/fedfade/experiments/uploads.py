@@ -13,7 +13,14 @@ from fedfade.device import spare_bytes
 from fedfade.learning import Payload
 from fedfade.radio import Cell, Channel, OtherCells, db_to_linear
 from fedfade.randomness import streams
-from fedfade.uplink import Round, draw_chance, plain_round, round_reward, scenario_from_config
+from fedfade.uplink import (
+    Round,
+    draw_chance,
+    plain_round,
+    ready_slots,
+    round_reward,
+    scenario_from_config,
+)
 from fedfade.uplink.plan import service_order
 from fedfade.wording import counted
 
@@ -39,6 +46,7 @@ class Uplink:
         self.config, self._layout = config, layout
         self.seeds = [config.run.seed + i for i in range(config.run.seeds)]
         self.scenario = scenario_from_config(config, payload_bits, device)
+        self._ready = ready_slots(config, self.seeds).to(device)  # [seed, client]
         clients = config.learning.clients
         self._channel = Channel(config.radio, config.cell, clients, device)
         self._other_cells = OtherCells(config.cell, config.radio, clients, device)
@@ -50,12 +58,14 @@ class Uplink:
     def scenario_key(self) -> str:
         """Equal for uplinks whose episodes can be played in one batch."""
         values = [getattr(self.scenario, field.name) for field in fields(self.scenario)]
+        values.append(self._ready.shape[-1])  # rounds with and without late clients do not stack
         return repr([v.tolist() if isinstance(v, Tensor) else v for v in values])
 
     @property
     def key(self) -> str:
         """Equal for uplinks with the same episodes; how data are dealt does not matter."""
-        places = (self.config.radio, self.config.cell, self.seeds, self._layout)
+        speeds = self._ready.tolist()
+        places = (self.config.radio, self.config.cell, self.seeds, self._layout, speeds)
         return repr((*places, self.scenario_key))
 
     def outlook(self) -> str:
@@ -103,7 +113,9 @@ class Uplink:
             age=torch.zeros_like(alpha),
             chance=draw_chance(self.scenario, self._keys("link", numbers)),
         )
-        return round_._replace(direction=direction, other_cells_w=others.flatten(0, 2))
+        ready = self._ready.repeat_interleave(len(numbers), 0)
+        others_w = others.flatten(0, 2)
+        return round_._replace(direction=direction, other_cells_w=others_w, ready_slot=ready)
 
     def round(self, number: int, inner: Tensor | None = None) -> Round:
         """The upload problem of a round, one episode per seed."""
@@ -209,7 +221,7 @@ class UploadGroup:
 
     def split(self, outcome: Outcome, members: Sequence[int]) -> list[Outcome]:
         """An outcome by uplink. `delivered` stays on the device; what only tables want does not."""
-        moved = [outcome.delivered, *(part.cpu() for part in outcome[1:5])]
+        moved = [outcome.delivered, *(part.cpu() for part in outcome[1:-1])]
         sizes = [len(self._uplinks[self._place[member]].seeds) for member in members]
         parts = zip(*(torch.split(part, sizes) for part in moved), strict=True)
         return [Outcome._make([*own, None]) for own in parts]
@@ -238,7 +250,7 @@ def on_cpu(outcome: Outcome) -> Outcome:
 
 def part_of(outcome: Outcome, episodes: int | Tensor) -> Outcome:
     """Some episodes of an outcome, or one, without history."""
-    return Outcome._make([*(part[episodes] for part in outcome[:5]), None])
+    return Outcome._make([*(part[episodes] for part in outcome[:-1]), None])
 
 
 def joined(rounds: Sequence[Round]) -> Round:

@@ -13,7 +13,7 @@ from fedfade.config import changed
 from fedfade.device import matrix_products
 from fedfade.errors import UserError
 from fedfade.experiments.comparison import Comparison, stored_grams
-from fedfade.experiments.metrics import Row, check_complete, read_rows
+from fedfade.experiments.metrics import check_complete, columns, read_rows
 from fedfade.experiments.run_folder import (
     RESULTS,
     changed_files,
@@ -54,7 +54,12 @@ def stored_steps(folder: Path) -> int:
 
 
 def verify(
-    folder: Path, steps: int, device: torch.device, tell: Tell, data_dir: str | None = None
+    folder: Path,
+    steps: int,
+    device: torch.device,
+    tell: Tell,
+    data_dir: str | None = None,
+    threads: int | None = None,
 ) -> Verification:
     """Run the first `steps` rounds (or batches of episodes) of a run folder again.
 
@@ -63,8 +68,10 @@ def verify(
     lie changes no number.
     """
     moved = {} if data_dir is None else {"learning.data_dir": data_dir}
-    run_again = _verify_training if _is_training(folder) else _verify_comparison
-    answer = run_again(folder, steps, device, tell, moved)
+    training = _is_training(folder)
+    run_again = _verify_training if training else _verify_comparison
+    with _threads(threads or (None if training else open_finished(folder)[1].get("threads"))):
+        answer = run_again(folder, steps, device, tell, moved)
     tell(answer.again, "done")
     return answer
 
@@ -84,22 +91,27 @@ def _verify_comparison(
     answer = Verification("rounds", min(steps, total), total, notes=changes_since(record, device))
     if "left" not in record and answer.again < total:
         answer.notes.append("an older version made this run: rounds not run again are not checked")
+    if record.get("grown") and device.type == "cuda":
+        answer.notes.append(
+            "runs were added to this run later: on a GPU their last bits may differ"
+        )
     for name, then, now in changed_files(folder, record, *RESULTS):
         answer.compare(name, ["SHA-256"], [then], [now])
     comparison = Comparison(config, device)
     check_complete(rows, path, comparison.names, config, total)
     stored = {(row.seed, row.policy, row.round): row for row in rows}
+    names = columns(rows)[3:]  # the key is equal
     inner, _ = stored_grams(folder, config, len(comparison.learned))
     alone = SideBySide([comparison])
-    with _threads(record.get("threads")):
-        for number in range(answer.again):
-            alone.play([comparison], lambda doing, number=number: tell(number, doing))  # type: ignore[misc]
-            for row in (row for row in comparison.rows if row.round == number):
-                place = f"{row.policy}, seed {row.seed}, round {row.round}"
-                then = stored[row.seed, row.policy, row.round]
-                answer.compare(place, Row._fields[3:], then[3:], row[3:])  # the key is equal
-            same = np.array_equal(inner[:, number], comparison.grams[number].numpy())
-            answer.compare(f"round {number}", ["Gram matrices equal"], [True], [same])
+    for number in range(answer.again):
+        alone.play([comparison], lambda doing, number=number: tell(number, doing))  # type: ignore[misc]
+        for row in (row for row in comparison.rows if row.round == number):
+            place = f"{row.policy}, seed {row.seed}, round {row.round}"
+            both = stored[row.seed, row.policy, row.round], row
+            values = [[getattr(one, name) for name in names] for one in both]
+            answer.compare(place, names, *values)
+        same = np.array_equal(inner[:, number], comparison.grams[number].numpy())
+        answer.compare(f"round {number}", ["Gram matrices equal"], [True], [same])
     if answer.again == total:
         models, then = comparison.model_digests(), record.get("models")
         then = then if isinstance(then, dict) else {}
@@ -147,7 +159,7 @@ def _verify_training(
 
 @contextmanager
 def _threads(wanted: object) -> Iterator[None]:
-    """As many threads as the run had: sums may be split differently on others."""
+    """As many threads as the run had, if it says so."""
     before = torch.get_num_threads()
     if isinstance(wanted, int) and 1 <= wanted <= 1024:
         torch.set_num_threads(wanted)

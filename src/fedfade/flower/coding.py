@@ -2,8 +2,11 @@
 
 An encoded record holds the codec's tensors, the running statistics, and the model's other arrays
 (whole numbers) as they are. What a client has left (error feedback) lies in its own context; with
-the next model the server says in which round an update of the client's counted last.
+the next model the server says in which round an update of the client's counted last, and how much
+of it.
 """
+
+from collections.abc import Callable
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
@@ -12,10 +15,11 @@ from torch import Tensor
 from fedfade.config import Config
 from fedfade.errors import UserError
 from fedfade.flower import records
-from fedfade.learning import Encoded, Layout, Updates, Wire, codec_keys, left_over
+from fedfade.learning import Encoded, Layout, Updates, Wire, codec_keys
 
 COUNTED, NUMBER = "fedfade.counted", "round"
-"""ConfigRecord beside a model: the round, and by partition the last one that counted."""
+"""ConfigRecord beside a model: the round, and by partition the last one that counted and the share
+of the upload that arrived then."""
 _LEFT, _SENT = "fedfade.left", "fedfade.sent"  # records of a client's context
 _PART, _STATISTICS = "fedfade.part-", "fedfade.statistics"
 
@@ -38,20 +42,28 @@ class ModelCoding:
         self, trained: ArrayRecord, number: int, client: int, left: Tensor
     ) -> tuple[ArrayRecord, Tensor, Tensor]:
         """What a client sends, with what it had left [D]; the update that the server will read,
-        and what is left then."""
+        and what the client had to say, [D] both."""
         update = records.flat(self._model, self._trained) - records.flat(trained, self._trained)
-        updates = _of_one(update, records.flat(trained, self._averaged))
-        keys = codec_keys([self._seed], number, [client], torch.device("cpu"))
-        sent = self.wire.encode(updates, left[None, None], keys)
+        updates = _of_one(update + left, records.flat(trained, self._averaged))
+        sent = self._coded(updates, number, client)
         arrays = {f"{_PART}{n}": part[0, 0] for n, part in enumerate(sent.values)}
         record = records.pack(arrays | {_STATISTICS: sent.statistics[0, 0]})
         record.update({name: trained[name] for name in self._rest})
         received = self.wire.decode(updates, sent, updates.finite)
-        after = left_over(left[None, None], updates, received, updates.finite)
-        return record, received.parameters[0, 0], after[0, 0]
+        return record, received.parameters[0, 0], update + left
 
-    def decode(self, record: ArrayRecord) -> ArrayRecord:
-        """The client's model as the server reads it, or a ValueError."""
+    def left(self, said: Tensor, number: int, client: int, share: float) -> Tensor:
+        """What the server has not got, [D], of what a client had to say in a round."""
+        updates = _of_one(said, torch.zeros(self.wire.statistics))
+        sent = self._coded(updates, number, client)
+        return said - self.wire.decode(updates, sent, torch.tensor([[share]])).parameters[0, 0]
+
+    def _coded(self, updates: Updates, number: int, client: int) -> Encoded:
+        keys = codec_keys([self._seed], number, [client], torch.device("cpu"))
+        return self.wire.encode(updates, None, keys)
+
+    def decode(self, record: ArrayRecord, share: float = 1.0) -> ArrayRecord:
+        """The client's model as the server reads it from what arrived, or a ValueError."""
         found = records.unpack(record)
         values = [found[name] for name in found if name.startswith(_PART)]
         kinds = tuple((value.shape, value.dtype) for value in values)
@@ -64,7 +76,7 @@ class ModelCoding:
             raise ValueError(f"its array {missing[0]!r} is missing")
         sent = Encoded(tuple(value[None, None] for value in values), statistics[None, None])
         nothing = _of_one(torch.zeros(self.wire.parameters), torch.zeros(self.wire.statistics))
-        received = self.wire.decode(nothing, sent, nothing.finite)
+        received = self.wire.decode(nothing, sent, torch.tensor([[share]]))
         model = records.flat(self._model, self._trained) - received.parameters[0, 0]
         arrays = self._layout(self._trained).views(model)
         arrays |= self._layout(self._averaged).views(received.buffers[0, 0])
@@ -99,30 +111,42 @@ def encode_reply(
         raise UserError(f"learning.codec = {config.learning.codec!r} needs {wanted} in the reply.")
     name, model, trained = pairs[0]
     coding, number = ModelCoding(config, model), records.entry(counted, NUMBER, int)
-    had = _had(context, coding.wire, counted.get(str(client)))
-    record, update, left = coding.encode(trained, number, client, had)
+    had = _had(context, coding, client, counted.get(str(client)))
+    record, update, said = coding.encode(trained, number, client, had)
     reply[name] = record
     if coding.wire.feeds_back:
-        context.state[_LEFT] = records.pack({"before": had, "after": left})
+        context.state[_LEFT] = records.pack({"before": had, "said": said})
         context.state[_SENT] = ConfigRecord({NUMBER: number})
     return float(torch.linalg.vector_norm(update))
 
 
-def _had(context: Context, wire: Wire, counted: object) -> Tensor:
+def _had(context: Context, coding: ModelCoding, client: int, counted: object) -> Tensor:
     """What is left of a client's updates: [D]; of the last one, if it counted, what it lost."""
     kept, sent = context.state.get(_LEFT), context.state.get(_SENT)
     if not isinstance(kept, ArrayRecord) or not isinstance(sent, ConfigRecord):
-        return torch.zeros(wire.parameters)
-    return records.unpack(kept)["after" if sent[NUMBER] == counted else "before"]
+        return torch.zeros(coding.wire.parameters)
+    last, number = records.unpack(kept), records.entry(sent, NUMBER, int)
+    if not isinstance(counted, list) or counted[0] != number:
+        return last["before"]
+    return coding.left(last["said"], number, client, float(counted[1]))
 
 
-def decode_reply(coding: ModelCoding | None, reply: RecordDict) -> None:
-    """Put the client's model in the place of what it sent, or raise a ValueError."""
-    encoded = [name for name, record in reply.array_records.items() if _STATISTICS in record]
+def decode_reply(coding: ModelCoding | None, reply: RecordDict) -> Callable[[float], None]:
+    """Put the client's model in the place of what it sent, or raise a ValueError. Answers what does
+    the same again for a share of the upload."""
+    encoded = {
+        name: record for name, record in reply.array_records.items() if _STATISTICS in record
+    }
     if coding is None:
         if encoded:
             raise ValueError("it is encoded, but the strategy's learning.codec is not")
-        return
+        return lambda share: None
     if not encoded:
         raise ValueError("it is not encoded: UplinkMod(uplink=...) needs the configuration")
-    reply[encoded[0]] = coding.decode(reply.array_records[encoded[0]])
+    name, record = next(iter(encoded.items()))
+
+    def put(share: float) -> None:
+        reply[name] = coding.decode(record, share)
+
+    put(1.0)
+    return put

@@ -101,6 +101,7 @@ class Seen:
     finished: Tensor  # [slot, client] who is done; all False unless the policy's scope is feedback
     number: Tensor  # [] the federated round
     age: Tensor  # [client] rounds since each delivered last; zeros likewise
+    ready_slot: Tensor  # [client] announced: first slot each can send in; empty: all in slot 0
     key: Tensor  # [] of the round's random numbers
 
 
@@ -125,6 +126,7 @@ def decide(policy: Policy, scenario: Scenario, seen: Seen) -> Decisions:
     inner = torch.zeros(1, scenario.clients, scenario.clients)
     inner[0, own, own] = seen.deviation
     round_ = plain_round(seen.alpha[None], fading, inner, seen.number[None], seen.age[None])
+    round_ = round_._replace(ready_slot=seen.ready_slot[None])
     if scenario.other_cells:  # of which a client knows the mean
         level_w = scenario.noise_w * (db_to_linear(seen.noise_rise_db) - 1.0)
         round_ = round_._replace(other_cells_w=level_w.expand(1, *shape[1::2]))
@@ -176,6 +178,7 @@ def play_with_clients(
     sending = start.remaining_bits[0].nonzero().flatten().tolist()
     asked = sending  # until a client does not answer
     before = start.remaining_bits[0].expand(scenario.slots, -1)  # [slot, client] as far as known
+    can_send = before > 0  # [slot, client] likewise
     exchanges = 0
     played: Decisions | None = None
     outcome: Outcome | None = None
@@ -183,27 +186,27 @@ def play_with_clients(
         answers = ask(_questions(scenario, asked, policy.scope, round_, key, start, before))
         exchanges += 1
         asked = [n for n in asked if n in answers]
-        joint = _joint(scenario, answers, before)
+        joint = _joint(scenario, answers, can_send)
         if outcome is not None and played is not None and _same(scenario, joint, played):
             return outcome, exchanges
         told = Announced(policy.name, joint)
         outcome = allocation.play_round(told, scenario, round_, key, record=True, start=start)
         assert outcome.history is not None
         played = Decisions(outcome.history.band[:, 0], outcome.history.level[:, 0])
-        after = outcome.history.remaining_bits[:, 0]  # [slot, client]
+        after, can_send = outcome.history.remaining_bits[:, 0], outcome.history.sends[:, 0]
         before = torch.cat([start.remaining_bits, after[:-1]])
     why = "does not decide the same when it sees the same"
     raise UserError(f"policy {policy.name!r} {why}: it cannot run on the clients.")
 
 
-def _joint(scenario: Scenario, answers: dict[int, Decisions], before: Tensor) -> Decisions:
-    """Everybody's decisions [slot, client]; who is done, or does not answer, is silent."""
-    level = torch.full(before.shape, scenario.silent_level, device=scenario.device)
+def _joint(scenario: Scenario, answers: dict[int, Decisions], can_send: Tensor) -> Decisions:
+    """Everybody's decisions [slot, client]; who cannot send, or does not answer, is silent."""
+    level = torch.full(can_send.shape, scenario.silent_level, device=scenario.device)
     band = torch.zeros_like(level)
     for n, answer in answers.items():
         band[:, n] = answer.band.to(scenario.device)
         level[:, n] = answer.level.to(scenario.device)
-    return Decisions(band, torch.where(before <= 0, scenario.silent_level, level))
+    return Decisions(band, torch.where(can_send, level, scenario.silent_level))
 
 
 def _same(scenario: Scenario, one: Decisions, other: Decisions) -> bool:
@@ -226,9 +229,9 @@ def _questions(
     rise = noise_rise_db(scenario, round_)[0]
     announced = (round_.alpha[0], rise, start.remaining_bits[0])
     heard = scope == "feedback"  # who finishes, and so who delivered in earlier rounds
-    rest = ((before <= 0) & heard, round_.number[0], heard * round_.age[0], key[0])
+    rest = ((before <= 0) & heard, round_.number[0], heard * round_.age[0], round_.ready_slot[0])
     questions = []
     for n in asked:
         own = (round_.fading[0, :, n], round_.deviation[0, n], before[:, n])
-        questions.append(Seen(n, *(tensor.cpu() for tensor in (*announced, *own, *rest))))
+        questions.append(Seen(n, *(tensor.cpu() for tensor in (*announced, *own, *rest, key[0]))))
     return questions

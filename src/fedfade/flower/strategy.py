@@ -64,12 +64,13 @@ class _Reply(NamedTuple):
     client: int
     bits: float
     finite: bool
+    decode: Callable[[float], None]  # put in what a share of the upload says
 
 
 class _Slots(NamedTuple):
     """What came of a round's slots."""
 
-    delivered: Tensor  # [client] bool
+    share: Tensor  # [client] of the upload that arrived: 0 or 1, unless a part counts
     bits: float  # received
     slots: int
     exchanges: int
@@ -108,8 +109,6 @@ class WirelessStrategy(Strategy):
         everything = ("csi", "central")  # nobody tells a client the others' fading
         if decide == "client" and (self.policy is None or self.policy.scope in everything):
             raise not_allowed("decide", decide, "server for a policy that needs to see everything")
-        if uplink.learning.count_partial:
-            raise not_allowed("learning.count_partial", True, "false under Flower")
         self.decide, self.local_s, self.answer_timeout_s = decide, local_s, answer_timeout_s
         self.history: list[RoundReport] = []
         self._payload_bits, self._is_buffer = payload_bits, is_buffer
@@ -117,7 +116,8 @@ class WirelessStrategy(Strategy):
         self._grid: Grid | None = None
         self._model: ArrayRecord | None = None
         self._coding: ModelCoding | None = None  # where updates are encoded
-        self._counted: dict[str, int] = {}  # by partition, the last round whose update counted
+        # By partition, the last round whose update counted, and the share of it that arrived.
+        self._counted: dict[str, list[float]] = {}
         self._asked: set[int] = set()
         self._previous: Tensor | None = None  # g_{t-1}: [D]
 
@@ -168,7 +168,7 @@ class WirelessStrategy(Strategy):
         failed = [reply for reply in every if reply.has_error()]
         placed, refused = self._place([reply for reply in every if not reply.has_error()])
         played = self._play(placed, server_round - 1)
-        arrived = [r for r in placed if r.finite and played.delivered[r.client]]
+        share, arrived = played.share.tolist(), self._arrived(placed, played.share)
         infinite = [r.client for r in placed if not r.finite]
         problems = [f"client {client}: its numbers are not finite" for client in infinite]
         problems = [*_silent(every, self._asked), *refused, *problems]
@@ -183,14 +183,15 @@ class WirelessStrategy(Strategy):
             seconds=seconds,
             clock_s=self.clock_s + seconds,
             bits_sent=played.bits,
-            bits_wasted=max(0.0, played.bits - sum(r.bits for r in arrived)),
+            bits_wasted=max(0.0, played.bits - sum(share[r.client] * r.bits for r in arrived)),
             not_finite=len(infinite),
             refused=len(refused),
             exchanges=played.exchanges,
             left_out=tuple(problems),
         )
         self.history.append(report)
-        self._counted |= {str(r.client): server_round - 1 for r in arrived}
+        for reply in arrived:
+            self._counted[str(reply.client)] = [server_round - 1.0, share[reply.client]]
         arrays, metrics = None, None
         if arrived:
             kept = [r.message for r in arrived]
@@ -199,6 +200,15 @@ class WirelessStrategy(Strategy):
         metrics = MetricRecord() if metrics is None else metrics
         metrics.update(report.metrics())
         return arrays, metrics
+
+    def _arrived(self, placed: list[_Reply], share: Tensor) -> list[_Reply]:
+        """Replies that count; of one that counts in part, what its share says is read."""
+        counts = self._coding.wire.counted(share) if self._coding else share >= 1
+        arrived = [r for r in placed if r.finite and counts[r.client]]
+        for reply in arrived:
+            if share[reply.client] < 1:
+                reply.decode(float(share[reply.client]))
+        return arrived
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -219,14 +229,14 @@ class WirelessStrategy(Strategy):
         if replies and not any(isinstance(report, ConfigRecord) for report in reports):
             why = "no report; does the ClientApp have mods=[UplinkMod()]?"
             raise UserError(f"no reply can be placed: {why}")
-        bits, faults = self._decode(replies)
+        bits, decoded = self._decode(replies)
         # Arrays unlike the model are the app's own business, unless others are like it.
         alike = [self._update(reply) is not None for reply in replies]
-        every = zip(replies, reports, alike, bits, faults, strict=True)
-        for reply, report, like_model, size, fault in every:
+        every = zip(replies, reports, alike, bits, decoded, strict=True)
+        for reply, report, like_model, size, decode in every:
             try:
-                if fault is not None:
-                    raise fault
+                if isinstance(decode, ValueError):
+                    raise decode
                 if not isinstance(report, ConfigRecord):
                     raise ValueError("no report: does its ClientApp have mods=[UplinkMod()]?")
                 if any(alike) and not like_model:
@@ -244,26 +254,28 @@ class WirelessStrategy(Strategy):
                 factors = self.config.learning.payload_factors
                 factor = factors[client] if isinstance(factors, list) else factors
                 own = factor * (self._payload_bits or size)
-                placed[client] = _Reply(reply, client, own, finite)
+                placed[client] = _Reply(reply, client, own, finite, decode)
             except ValueError as error:
                 problems.append(f"node {reply.metadata.src_node_id}: reply refused, {error}")
         if len(replies) > 1 and all(_ORDER in problem for problem in problems) and not placed:
             raise UserError(f"no reply can be placed: {problems[0]}.")
         return [placed[client] for client in sorted(placed)], problems
 
-    def _decode(self, replies: list[Message]) -> tuple[list[float], list[ValueError | None]]:
-        """What each reply takes in bits, and what is wrong with it; updates are then decoded."""
+    def _decode(
+        self, replies: list[Message]
+    ) -> tuple[list[float], list[Callable[[float], None] | ValueError]]:
+        """What each reply takes in bits; updates are then decoded, and can be again in part, or it
+        is said what is wrong with them."""
         bits = [records.payload_bits(reply.content) for reply in replies]
-        faults: list[ValueError | None] = []
+        decoded: list[Callable[[float], None] | ValueError] = []
         for reply in replies:
             try:
-                decode_reply(self._coding, reply.content)
-                faults.append(None)
+                decoded.append(decode_reply(self._coding, reply.content))
             except ValueError as error:
-                faults.append(error)
-        if self._coding and faults and all(faults):
-            raise UserError(f"no reply can be read: {faults[0]}")
-        return bits, faults
+                decoded.append(error)
+        if self._coding and replies and all(isinstance(each, ValueError) for each in decoded):
+            raise UserError(f"no reply can be read: {decoded[0]}")
+        return bits, decoded
 
     def _check_norm(self, reply: Message, report: ConfigRecord) -> None:
         """The update must be as long as its client said, who knows of running statistics alone."""
@@ -319,7 +331,7 @@ class WirelessStrategy(Strategy):
     def _play(self, placed: list[_Reply], number: int) -> _Slots:
         """Play the round's slots for the clients that trained."""
         if self.policy is None or not placed:
-            everybody = torch.ones(self.config.learning.clients, dtype=torch.bool)
+            everybody = torch.ones(self.config.learning.clients)
             return _Slots(everybody, sum(r.bits for r in placed), 0, 0)
         inner = self._gram(placed)
         if gradient_aware(self.policy) and inner is None:
@@ -334,6 +346,10 @@ class WirelessStrategy(Strategy):
             for reply in placed:
                 payload[reply.client] = reply.bits
             scenario = replace(scenario, payload_bits=payload)
+        # Who did not train has nothing to send and counts as done, and is not among the awaited.
+        absent = scenario.clients - len(placed)
+        first, last = (min(scenario.clients, count + absent) for count in scenario.quorum)
+        scenario = replace(scenario, quorum=(first, last))
         round_ = uplink.round(number, None if inner is None else inner.to(scenario.device))
         age = ages_after((report.delivered for report in self.history), scenario.clients)
         round_ = round_._replace(age=age[None].to(scenario.device))
@@ -349,9 +365,9 @@ class WirelessStrategy(Strategy):
             nodes = {r.client: r.message.metadata.src_node_id for r in placed}
             ask = partial(self._ask, scenario, nodes)
             outcome, exchanges = play_with_clients(self.policy, scenario, round_, keys, start, ask)
-        delivered, sending = outcome.delivered[0], left[0] > 0
-        last = int(outcome.finish_slot[0][sending].max())
-        return _Slots(delivered & sending, float(outcome.bits[0].sum()), last, exchanges)
+        sending, slots = left[0] > 0, int(outcome.slots[0])
+        share = torch.where(sending, outcome.arrived(scenario)[0], 0.0).cpu()
+        return _Slots(share, float(outcome.bits[0].sum()), slots, exchanges)
 
     def _ask(
         self, scenario: Scenario, nodes: dict[int, int], questions: list[Seen]

@@ -23,7 +23,6 @@ from fedfade.learning.wire import (
     Payload,
     Wire,
     codec_keys,
-    left_over,
     listed,
     payload_bits,
 )

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from fedfade.config import LearningConfig
+from fedfade.device import one_thread
 from fedfade.graphs import fused
 from fedfade.learning.averaging import by_run
-from fedfade.randomness import uniform
+from fedfade.randomness import fold, uniform
 
 _TINY = torch.finfo(torch.float32).tiny
 
@@ -24,8 +25,9 @@ _TINY = torch.finfo(torch.float32).tiny
 class Codec(Protocol):
     """How an update travels.
 
-    Optional attribute: `statistics`, the type in which running statistics travel, float32 if there
-    is none. A codec that sends its bits in order of importance is a `ProgressiveCodec`.
+    Optional: `statistics`, the type in which running statistics travel, float32 if there is none;
+    `shaped(shapes)` is told the shapes of the model's tensors before anything is sent. A codec that
+    sends its bits in order of importance is a `ProgressiveCodec`.
     """
 
     def encode(self, values: Tensor, keys: Tensor) -> Sequence[Tensor]:
@@ -70,14 +72,18 @@ class Float16(AsTrained):
         return sent[0].float()
 
 
-class Int8:
+class _ByTensor:
+    """What looks at one tensor after the other."""
+
+    def __init__(self, config: LearningConfig, sizes: Sequence[int]) -> None:
+        self.sizes, self.values = list(sizes), sum(sizes)
+
+
+class Int8(_ByTensor):
     """Every value as a whole multiple of its tensor's largest / 127, rounded up or down at random
     so that the mean is right (QSGD); a float32 scale per tensor."""
 
     levels = 127
-
-    def __init__(self, config: LearningConfig, sizes: Sequence[int]) -> None:
-        self.sizes, self.values = list(sizes), sum(sizes)
 
     def encode(self, values: Tensor, keys: Tensor) -> Sequence[Tensor]:
         # Drawn apart: compilers fold a hash of shifted places into numbers beyond 64 bits.
@@ -104,11 +110,8 @@ class Int4(Int8):
         return super().decode((scale, nibbles.to(torch.int8) - 8))
 
 
-class Sign:
+class Sign(_ByTensor):
     """The sign of every value, one bit, and the mean magnitude of every tensor as float32."""
-
-    def __init__(self, config: LearningConfig, sizes: Sequence[int]) -> None:
-        self.sizes, self.values = list(sizes), sum(sizes)
 
     def encode(self, values: Tensor, keys: Tensor) -> Sequence[Tensor]:
         return by_run(self._means, values), to_bytes(values >= 0)
@@ -121,6 +124,44 @@ class Sign:
         scale, packed = sent
         sign = 2 * to_bits(packed, self.values).to(torch.int8) - 1
         return _scaled(sign, scale, self.sizes)
+
+
+class LowRank(_ByTensor):
+    """Every matrix as two factors of rank `learning.codec_rank`, float32, by two steps of power
+    iteration from random numbers (PowerSGD, Vogels et al. 2019, without its warm start).
+
+    A convolution's rows are its output channels. What is no matrix, or has no more values than its
+    factors, goes as it is.
+    """
+
+    def __init__(self, config: LearningConfig, sizes: Sequence[int]) -> None:
+        super().__init__(config, sizes)
+        self.rank, self._rows = config.codec_rank, [0] * len(sizes)  # 0: goes as it is
+
+    def shaped(self, shapes: Sequence[torch.Size]) -> None:
+        for n, (shape, size) in enumerate(zip(shapes, self.sizes, strict=True)):
+            if len(shape) > 1 and self.rank * (shape[0] + size // shape[0]) < size:
+                self._rows[n] = shape[0]
+
+    @one_thread()  # threads would share sums
+    def encode(self, values: Tensor, keys: Tensor) -> Sequence[Tensor]:
+        sent: list[Tensor] = []
+        for n, part in enumerate(torch.split(values, self.sizes, dim=-1)):
+            if not self._rows[n]:
+                sent.append(part)
+                continue
+            matrix = part.reshape(*keys.shape, self._rows[n], -1)  # [run, client, row, column]
+            start = uniform(fold(keys, n), (matrix.shape[-1], self.rank)) - 0.5
+            left = torch.linalg.qr(matrix @ start).Q  # [run, client, row, rank]
+            left = torch.linalg.qr(matrix @ (matrix.mT @ left)).Q
+            sent += [left, matrix.mT @ left]
+        return sent
+
+    @one_thread()
+    def decode(self, sent: Sequence[Tensor]) -> Tensor:
+        each = iter(sent)
+        parts = [next(each) @ next(each).mT if rows else next(each) for rows in self._rows]
+        return torch.cat([part.flatten(2) for part in parts], -1)
 
 
 class TopK:

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedfade.config import LearningConfig
 from fedfade.device import one_thread
 from fedfade.errors import UserError
-from fedfade.learning.averaging import Arrived, ServerState, by_run, weighted_sum
+from fedfade.learning.averaging import MAX_NORM, Arrived, ServerState, by_run, weighted_sum
 from fedfade.seams import SERVER_RULES, ask
 
 Memory = Mapping[str, Tensor]
@@ -76,7 +76,12 @@ class AskedRule:
     def _tensor(self, question: str, found: object, shape: torch.Size) -> Tensor:
         if not isinstance(found, Tensor) or found.shape != shape:
             raise self._refused(question, found, f"a tensor {list(shape)}")
-        return found.to(torch.float32)
+        numbers = found.to(torch.float32)
+        # Ours are finite where updates are; asking them would make a GPU wait.
+        if not self._ours and not bool((numbers.norm(dim=-1) <= MAX_NORM).all()):
+            wanted = f"it must be finite, of a norm of at most {MAX_NORM:g}"
+            raise UserError(f"{self._who} answered NaN or too much in {question}: {wanted}.")
+        return numbers
 
     def _memory(self, question: str, found: object, runs: int) -> dict[str, Tensor]:
         if not isinstance(found, Mapping):

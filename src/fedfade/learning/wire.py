@@ -2,6 +2,7 @@
 running statistics, which are few and would not bear rounding; error feedback; the payload."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from fedfade.learning.codecs import AsTrained, Codec
 from fedfade.learning.data import load_data
 from fedfade.learning.model import Layout, buffer_layout, build_model, parameter_layout
 from fedfade.randomness import fold, streams
-from fedfade.seams import CODECS, one_line
+from fedfade.seams import CODECS, ask
 
 ERROR_FEEDBACK = "codec.error_feedback"
 """What is left of each client's updates, [run, client, D], among what the server's state holds."""
@@ -40,9 +41,16 @@ class Wire:
 
     def __init__(self, config: LearningConfig, parameters: Layout, buffers: Layout) -> None:
         self.config = config
-        sizes = [size for shape in parameters.shapes.values() if (size := shape.numel())]
+        shapes = [shape for shape in parameters.shapes.values() if shape.numel()]
         self.parameters, self.statistics = parameters.total, buffers.total
+        sizes = [shape.numel() for shape in shapes]
         self.codec: Codec = CODECS.make(config.codec, config, sizes)
+        self._who, self._ours = (
+            f"learning.codec = {config.codec!r}",
+            config.codec in CODECS.built_in,
+        )
+        if hasattr(self.codec, "shaped"):
+            self._ask("shaped", shapes)
         self.lossless = type(self.codec) is AsTrained
         self.feeds_back = config.error_feedback and not self.lossless
         self.statistics_type = getattr(self.codec, "statistics", torch.float32)
@@ -64,7 +72,7 @@ class Wire:
         """Shapes and types of what a client sends, the same in every round."""
         keys = torch.zeros(1, 1, dtype=torch.int64)
         nothing = torch.zeros(1, 1, self.parameters)
-        form = self._form(self._ask(self.codec.encode, nothing, keys), keys.shape)
+        form = self._form(self._ask("encode", nothing, keys), keys.shape)
         if not _bits(form):
             raise self._refused("sends nothing of an update")
         return form
@@ -115,7 +123,7 @@ class Wire:
         return torch.where(share >= 1, self.bits, bits) - self._statistics_bits
 
     def _encode(self, values: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
-        sent = self._ask(self.codec.encode, values, keys)
+        sent = self._ask("encode", values, keys)
         if (form := self._form(sent, keys.shape)) != self.form:
             wanted = f"{_bits(self.form)} in the same tensors as of an update of zeros"
             raise self._refused(f"sends {_bits(form)} bits of an update: it must be {wanted}")
@@ -131,12 +139,11 @@ class Wire:
         return tuple((tensor.shape[2:], tensor.dtype) for tensor in sent)
 
     def _decode(self, *sent: Tensor) -> tuple[Tensor]:
-        return (self._checked(self._ask(self.codec.decode, sent), sent),)
+        return (self._checked(self._ask("decode", sent), sent),)
 
     def _decode_part(self, *sent: Tensor) -> tuple[Tensor]:
         *values, bits = sent
-        part = self.codec.decode_part  # type: ignore[attr-defined]
-        return (self._checked(self._ask(part, tuple(values), bits), sent),)
+        return (self._checked(self._ask("decode_part", tuple(values), bits), sent),)
 
     def _checked(self, found: object, sent: Sequence[Tensor]) -> Tensor:
         wanted = [*sent[0].shape[:2], self.parameters]
@@ -144,21 +151,14 @@ class Wire:
             raise self._refused(f"decoded {_shape(found)}: it must be {wanted}, as encoded")
         return found.to(torch.float32)
 
-    def _ask(self, method: Callable[..., Any], *given: object) -> Any:
-        """What a codec answers; whatever a user's raises becomes one sentence. A user's may add
-        up what it likes: on one thread, so that it is the same on any machine."""
-        if method.__module__.startswith("fedfade."):
-            return method(*given)
-        try:
-            with one_thread():
-                return method(*given)
-        except UserError:
-            raise
-        except Exception as error:
-            raise self._refused(f"failed: {one_line(error)}") from error
+    def _ask(self, question: str, *given: object) -> Any:
+        """What the codec answers. A user's may add up what it likes: on one thread, so that it is
+        the same on any machine."""
+        with nullcontext() if self._ours else one_thread():
+            return ask(self._who, self.codec, question, *given)
 
     def _refused(self, reason: str) -> UserError:
-        return UserError(f"learning.codec = {self.config.codec!r} {reason}.")
+        return UserError(f"{self._who} {reason}.")
 
 
 def left_over(residual: Tensor, updates: Updates, received: Updates, arrived: Tensor) -> Tensor:

@@ -9,45 +9,56 @@ import typer
 from rich.table import Table
 
 from fedfade.commands.options import (
+    DataDirOption,
+    DeviceOption,
+    OverwriteOption,
     PlainConsole,
+    PrecisionOption,
     SetOption,
+    ThreadsOption,
     echo,
+    given_fields,
+    running,
     stopping_cleanly,
     tell_idle,
     time_left,
+    use_threads,
+    watched,
     with_fields,
 )
 
+_PLACES = ("learning.data_dir", "run.device")  # where a run is made is not in its folder's name
+_OWN = "runs/{}, and what was asked for besides"
 _ROUNDS = "rounds played of each, spread over run.rounds"
-DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu or cuda")]
+_SCALES = "the scale's"
 
 
 def reproduce(
     part: Annotated[str, typer.Argument(help="what to make; all in order if not given")] = "all",
     scale: Annotated[str, typer.Option(help="paper, or small: minutes on two cores")] = "paper",
     out: Annotated[
-        Path | None, typer.Option(help="folder; runs/reproduce-SCALE if not given")
+        Path | None, typer.Option(help="folder", show_default=_OWN.format("reproduce-SCALE"))
     ] = None,
     preset: Annotated[
         str, typer.Option(help="the training cell: paper, ring, or a .yaml")
     ] = "paper",
     seeds: Annotated[
-        int | None, typer.Option(help="training and evaluation seeds", show_default="the scale's")
+        int | None, typer.Option(help="training and evaluation seeds", show_default=_SCALES)
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(help="federated rounds", show_default="the scale's")
+        int | None, typer.Option(help="federated rounds", show_default=_SCALES)
     ] = None,
     episodes: Annotated[
-        int | None, typer.Option(help="training episodes", show_default="the scale's")
+        int | None, typer.Option(help="training episodes", show_default=_SCALES)
     ] = None,
     epoch_rounds: Annotated[
-        int | None, typer.Option(min=1, help="federated rounds of part epochs")
+        int | None,
+        typer.Option(min=1, help="federated rounds of part epochs", show_default=_SCALES),
     ] = None,
     device: DeviceOption = None,
-    precision: Annotated[
-        str | None, typer.Option(help="fp32, tf32 (CUDA) or bf16 (local training)")
-    ] = None,
-    data_dir: Annotated[str | None, typer.Option(help="folder data sets are kept in")] = None,
+    precision: PrecisionOption = None,
+    threads: ThreadsOption = None,
+    data_dir: DataDirOption = None,
     readings: Annotated[
         Path | None, typer.Option(help="part readings: a list of your own, .yaml")
     ] = None,
@@ -60,6 +71,7 @@ def reproduce(
     redraw: Annotated[
         bool, typer.Option("--redraw", help="only figures and tables, from the CSV files")
     ] = False,
+    overwrite: OverwriteOption = False,
     overrides: SetOption = None,
 ) -> None:
     """Train, compare and draw what is missing; interrupted anywhere, the same command goes on.
@@ -69,6 +81,8 @@ def reproduce(
     """
     from fedfade.config import load_config
     from fedfade.errors import UserError, not_allowed
+    from fedfade.experiments.run_folder import default_folder
+    from fedfade.storage import begin_anew
     from fedfade.studies import paper
 
     if part not in (*paper.PARTS, "all"):
@@ -89,18 +103,25 @@ def reproduce(
     changes = [*paper.SCALES[scale].overrides, *with_fields(overrides, fields)]
     if part == "readings" and scale == "paper":
         changes = ["run.seeds=3", *changes]  # of many readings rather than of few
+    use_threads(threads)
     begin = time.monotonic()
 
     def say(text: str) -> None:
         echo(f"{time.monotonic() - begin:6.0f} s  {text}")
 
-    folder = out or Path("runs") / f"reproduce-{scale}"
     grid = {"epoch_rounds": epoch_rounds}
+    cell = {"preset": None if preset == "paper" else preset, **fields, **grid}
+    kept = {field: value for field, value in cell.items() if field not in _PLACES}
+    folder = out or default_folder(f"reproduce-{scale}", given_fields(overrides, kept))
     search = paper.Search(readings, tuple(only or ()), together)
     base = load_config(preset, changes)
     tell_idle(preset, load_config(preset, with_fields(overrides, fields)))
-    setting = paper.checked_setting(folder, base, scale, grid, say, search)
-    with stopping_cleanly(f"the same command continues in {folder}"):
+    with running("%", 100, f"the same command continues in {folder}") as tell:
+        work = paper.Work(lambda share, doing: tell(100 * share, doing))
+        chat = (lambda line: None) if watched() else say  # who sees a bar needs no lines
+        setting = paper.checked_setting(folder, base, scale, grid, say, search, chat, work)
+        if overwrite:
+            begin_anew(folder, "reproduce.json", ["claims.md", "results.md", *paper.PARTS])
         page = paper.reproduce(setting, paper.ALL if part == "all" else [part], redraw)
     if part == "readings":
         echo(f"table: {folder / 'readings' / 'readings.md'}")
@@ -114,15 +135,13 @@ def ladder(
         str, typer.Argument(help="its cell is played besides the ring; name or .yaml")
     ] = "paper",
     out: Annotated[
-        Path | None, typer.Option(help="folder; runs/ladder-PRESET if not given")
+        Path | None, typer.Option(help="folder", show_default=_OWN.format("ladder-PRESET"))
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help="seeds played in every cell", show_default="the scale's"),
+        typer.Option(min=1, help="seeds played in every cell", show_default=_SCALES),
     ] = None,
-    rounds: Annotated[
-        int | None, typer.Option(min=1, help=_ROUNDS, show_default="the scale's")
-    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help=_ROUNDS, show_default=_SCALES)] = None,
     checkpoint: Annotated[
         list[str] | None,
         typer.Option(help="NAME=FOLDER of fedfade train: agents to place on it (repeatable)"),
@@ -133,21 +152,29 @@ def ladder(
         typer.Option("--accuracy", help="federated runs too, run.rounds and run.seeds of them"),
     ] = False,
     device: DeviceOption = None,
-    data_dir: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
+    threads: ThreadsOption = None,
+    data_dir: DataDirOption = None,
+    overwrite: OverwriteOption = False,
     overrides: SetOption = None,
 ) -> None:
     """Uploads per round against what clients know, over SNR, spread of gains and speed."""
     from pandas import DataFrame
 
     from fedfade.device import pick_device
-    from fedfade.experiments.run_folder import provenance
-    from fedfade.storage import folder_lock, write_json
+    from fedfade.experiments.run_folder import default_folder, provenance
+    from fedfade.storage import begin_anew, folder_lock, write_json
     from fedfade.studies.frames import write_frame
     from fedfade.studies.ladder import page, played, rungs
 
+    use_threads(threads)
     changes = with_fields(overrides, {"learning.data_dir": data_dir, "run.device": device})
     asked = rungs.make_ladder(preset, scale, seeds, rounds, checkpoint or (), changes)
-    folder = out or Path("runs") / f"ladder-{Path(preset).stem}"
+    counts: dict[str, object] = {"seeds": seeds, "rounds": rounds, "checkpoint": checkpoint}
+    counts |= {"scale": None if scale == "full" else scale}
+    name = f"ladder-{Path(preset).stem}"
+    folder = out or default_folder(name, given_fields(overrides, counts))
+    if overwrite:
+        begin_anew(folder, "ladder.json", ["runs", "accuracy", "*.csv", "*.png", "ladder.md"])
     with stopping_cleanly(f"the same command continues in {folder}"), folder_lock(folder):
         made_by = provenance(asked.base, pick_device(asked.base.run.device))
         write_json(folder / "ladder.json", made_by)
@@ -181,14 +208,24 @@ def levers(
     only: Annotated[
         list[str] | None, typer.Option(help="this part alone (repeatable); all if not given")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="folder; runs/levers-SCALE if not given")] = None,
-    seeds: Annotated[int | None, typer.Option(help="seeds of every run")] = None,
-    rounds: Annotated[int | None, typer.Option(help="federated rounds")] = None,
-    device: DeviceOption = None,
-    precision: Annotated[
-        str | None, typer.Option(help="fp32, tf32 (CUDA) or bf16 (local training)")
+    line: Annotated[
+        list[str] | None,
+        typer.Option(help="this line of the list alone, 'random int8 mean' (repeatable)"),
     ] = None,
-    data_dir: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="folder", show_default=_OWN.format("levers-SCALE"))
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="seeds of every run", show_default=_SCALES)
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="federated rounds", show_default=_SCALES)
+    ] = None,
+    device: DeviceOption = None,
+    precision: PrecisionOption = None,
+    threads: ThreadsOption = None,
+    data_dir: DataDirOption = None,
+    overwrite: OverwriteOption = False,
     overrides: SetOption = None,
 ) -> None:
     """Allocation, codec and server rule over the load; the same command goes on where it stopped.
@@ -196,26 +233,31 @@ def levers(
     Parts are paper, heavy, payload, clients and order.
     """
     from fedfade.device import pick_device
-    from fedfade.experiments.run_folder import provenance
-    from fedfade.storage import folder_lock, write_json
+    from fedfade.experiments.run_folder import default_folder, provenance
+    from fedfade.storage import begin_anew, folder_lock, write_json
     from fedfade.studies.frames import write_frame
-    from fedfade.studies.levers import page, plan, runs
+    from fedfade.studies.levers import load_picture, page, plan, runs
 
+    use_threads(threads)
     fields = {"learning.data_dir": data_dir, "run.seeds": seeds, "run.rounds": rounds}
     fields |= {"run.device": device, "run.precision": precision}
-    asked = plan.load_levers(scale, only or (), with_fields(overrides, fields))
-    folder = out or Path("runs") / f"levers-{scale}"
+    asked = plan.load_levers(scale, only or (), with_fields(overrides, fields), line or ())
+    kept = {field: value for field, value in fields.items() if field not in _PLACES}
+    folder = out or default_folder(f"levers-{scale}", given_fields(overrides, kept))
+    if overwrite:
+        begin_anew(folder, "levers.json", ["runs", "*.csv", "*.png", "levers.md"])
     with stopping_cleanly(f"the same command continues in {folder}"), folder_lock(folder):
         base = asked.parts[0].base
         write_json(folder / "levers.json", provenance(base, pick_device(base.run.device)))
         planned = runs.planned_runs(asked, folder)
         with time_left("rounds", sum(run.config.run.rounds for run in planned)) as tell:
             rows = runs.played(asked, planned, tell)
-        table, curve = runs.ends(rows), runs.curves(rows)
+        table, curve = runs.ends(asked, rows), runs.curves(rows)
         claims, lines = runs.judged(asked, table), runs.summary(asked, table, curve)
+        load_picture.write_load_picture(asked, folder, lines)
         for name, frame in (("seeds", table), ("curves", curve), ("claims", claims)):
             write_frame(folder / f"{name}.csv", frame)
         write_frame(folder / "levers.csv", lines)
-        page.write_page(asked, folder, lines, curve, claims)
+        page.write_page(asked, folder, lines, claims)
     echo(page.page(asked, lines, claims))
     echo(f"tables: {folder / 'levers.md'}")

@@ -1,5 +1,6 @@
 """One round of uploads: slots, observations, reward, and the whole as an environment."""
 
+from fedfade.uplink.cost import Bill, Spent, client_speeds, ready_slots
 from fedfade.uplink.gradients import (
     GradientSource,
     SyntheticGradients,
@@ -34,6 +35,7 @@ from fedfade.uplink.slot import (
     decode_action,
     draw_chance,
     hop,
+    is_over,
     mean_snr,
     noise_rise_db,
     plain_round,

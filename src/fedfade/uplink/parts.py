@@ -155,7 +155,8 @@ def scaled_clock(scenario: Scenario, slots: Tensor) -> Tensor:
 
 def order_of(scenario: Scenario, round_: Round) -> Order:
     """Clients in the order of their expected times."""
-    return service_order(scenario, mean_snr(scenario, round_), round_.number)
+    snr = mean_snr(scenario, round_)
+    return service_order(scenario, snr, round_.number, round_.staggered)
 
 
 # --- built-in parts: [slot, client, episode, width], or broadcast to it --------------------------
@@ -175,7 +176,8 @@ def _others_fading(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
 def _schedule(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
     """Own place in the block-fading schedule: sends now, its sub-band (one of C), rounds until
     its start and until its expected end, rank in the order of service."""
-    plan = timetable(scenario, mean_snr(scenario, round_), round_.number)
+    snr = mean_snr(scenario, round_)
+    plan = timetable(scenario, snr, round_.number, ready=round_.staggered)
     start, end = plan.start.T, plan.end.T  # [client, episode]
     now = slots[:, None, None]
     band = plan.band.T[..., None] == torch.arange(scenario.bands, device=scenario.device)
@@ -195,7 +197,8 @@ def _reservation(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
     it is that a sub-band's holder is done; then rounds until the own turn, share of the slots
     reserved from now on, rounds the bits left take, rank."""
     hop = not scenario.hop_subbands  # on logical sub-bands everybody stays
-    plan = reserve(scenario, mean_snr(scenario, round_), round_.number, hop=hop)
+    snr = mean_snr(scenario, round_)
+    plan = reserve(scenario, snr, round_.number, hop=hop, ready=round_.staggered)
     mine = plan.bands.permute(2, 1, 0, 3)  # [slot, client, episode, band]
     sends = mine.any(-1, keepdim=True)
     every = torch.arange(scenario.slots, device=slots.device)
@@ -283,6 +286,15 @@ def _order_fading(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
     return fading.gather(-2, clients.expand(fading.shape)).flatten(-2)
 
 
+def _ready(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
+    """Share of a round until I can send, and until each client can; 0 for who can now."""
+    if (ready := round_.staggered) is None:
+        return torch.zeros(1, 1, 1, 1, device=scenario.device)
+    wait = (ready.T - slots[:, None, None]).clamp(min=0) / scenario.slots  # [slot, client, episode]
+    everybody = wait.mT[:, None].expand(-1, scenario.clients, -1, -1)
+    return torch.cat([wait[..., None], everybody], dim=-1)
+
+
 def _blank(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
     return torch.zeros(1, 1, 1, 1, device=scenario.device)
 
@@ -333,3 +345,4 @@ FINISHED_ORDER = LoadedPart(
 ORDER_FADING = LoadedPart(
     _order_fading, width=lambda scenario: scenario.clients * scenario.bands, told="fading"
 )
+READY = LoadedPart(_ready, width=lambda scenario: 1 + scenario.clients)

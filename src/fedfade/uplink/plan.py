@@ -6,6 +6,9 @@ from the others during the round.
     timetable   one client after another on a sub-band, as earlier work does
     reserve     clients may change sub-band in mid-upload, so that no time is left over at the end
                 of any (McNaughton's wrap-around rule), and sub-bands nobody needs become a choice
+
+Where computing takes clients unequally long, `ready` [episode, client] says in which slot each can
+begin, which is announced too; without it all can in slot 0.
 """
 
 import math
@@ -60,6 +63,13 @@ def shortest_first(scenario: Scenario, slots: Tensor, round_number: Tensor) -> T
     return by_turn.gather(-1, slots.gather(-1, by_turn).argsort(dim=-1, stable=True))
 
 
+def soonest_first(
+    scenario: Scenario, slots: Tensor, round_number: Tensor, ready: Tensor | None
+) -> Tensor:
+    """The same for clients that begin when they are ready: in order of their soonest ends."""
+    return shortest_first(scenario, slots if ready is None else ready + slots, round_number)
+
+
 class Order(NamedTuple):
     """Who is served before whom, which everybody works out from the announced gains."""
 
@@ -68,12 +78,14 @@ class Order(NamedTuple):
     slots: Tensor  # [episode, client] expected for a whole payload alone on a sub-band
 
 
-def service_order(scenario: Scenario, snr: Tensor, round_number: Tensor) -> Order:
+def service_order(
+    scenario: Scenario, snr: Tensor, round_number: Tensor, ready: Tensor | None = None
+) -> Order:
     """The order of expected times under the scenario's own fading. The order is that of any
     fading; the times of Rayleigh fading would be too long where a sub-band is an average."""
     bits_per_slot = planned_rate(scenario, snr) * (scenario.bandwidth_hz * scenario.slot_s)
     slots = scenario.payload_bits / bits_per_slot.clamp(min=torch.finfo(torch.float32).tiny)
-    clients = shortest_first(scenario, slots, round_number)
+    clients = soonest_first(scenario, slots, round_number, ready)
     return Order(clients, clients.argsort(-1), slots)
 
 
@@ -92,7 +104,11 @@ class Timetable(NamedTuple):
 
 
 def timetable(
-    scenario: Scenario, snr: Tensor, round_number: Tensor, remaining_bits: Tensor | None = None
+    scenario: Scenario,
+    snr: Tensor,
+    round_number: Tensor,
+    remaining_bits: Tensor | None = None,
+    ready: Tensor | None = None,
 ) -> Timetable:
     """Fill the sub-bands shortest client first; the next one follows at the expected end.
 
@@ -100,17 +116,19 @@ def timetable(
     send, the whole payload if not given.
     """
     slots = expected_slots(scenario, snr, remaining_bits)
-    order = shortest_first(scenario, slots, round_number)
+    order = soonest_first(scenario, slots, round_number, ready)
     free = torch.zeros(len(slots), scenario.bands, device=slots.device)  # when a band is free
     band, start, end = torch.zeros_like(order), torch.zeros_like(slots), torch.zeros_like(slots)
     for place in range(scenario.clients):
         client = order[:, place, None]
         earliest, where = free.min(dim=-1, keepdim=True)
-        done = earliest + slots.gather(1, client)
+        begins = earliest if ready is None else earliest.maximum(ready.gather(1, client))
+        done = begins + slots.gather(1, client)
         # A client that cannot make the deadline would only disturb the one before.
         useful = (done <= MARGIN * scenario.slots) | (earliest == 0)
+        useful = useful if ready is None else useful & (begins < scenario.slots)
         band.scatter_(1, client, where)
-        start.scatter_(1, client, torch.where(useful, earliest, torch.inf))
+        start.scatter_(1, client, torch.where(useful, begins, torch.inf))
         end.scatter_(1, client, torch.where(useful, done, torch.inf))
         free.scatter_(1, where, torch.where(useful, done, earliest))
     return Timetable(band, start, end, order.argsort(-1))
@@ -175,6 +193,7 @@ def reserve(
     choice: bool = True,
     hop: bool = True,
     worth: Tensor | None = None,
+    ready: Tensor | None = None,
 ) -> Reservation:
     """Serve as many clients as are likely to finish, shortest first, and share out what is left.
 
@@ -183,7 +202,8 @@ def reserve(
     With `hop` all change sub-band every slot in step, so that nobody is left with a bad one. With
     `choice`, sub-bands that the row does not fill are dealt to those who send, weakest first.
     With `worth` [episode, client], as much of it as is likely to finish, most per slot first; who
-    is not expected to finish alone on a sub-band comes last.
+    is not expected to finish alone on a sub-band comes last. With `ready` there is no row: clients
+    take their turns slot by slot (`_turns`).
     """
     whole = torch.zeros_like(snr) + scenario.payload_bits
     remaining_bits = whole if remaining_bits is None else remaining_bits
@@ -192,16 +212,18 @@ def reserve(
     rate = rate * (scenario.bandwidth_hz * scenario.slot_s)  # bits a slot
     alone = rate[..., 0].clamp(min=torch.finfo(torch.float32).tiny)
     slots = remaining_bits / alone  # [episode, client]
-    order = shortest_first(scenario, slots, round_number)
+    order = soonest_first(scenario, slots, round_number, ready)
     if worth is not None:
-        per_slot = torch.where(slots <= scenario.slots, worth / slots, 0.0).gather(1, order)
+        end = slots if ready is None else ready + slots
+        per_slot = torch.where(end <= scenario.slots, worth / slots, 0.0).gather(1, order)
         order = order.gather(1, per_slot.argsort(dim=1, descending=True, stable=True))
     # From here on clients are in the order of service: [episode, place].
     needed = slots.gather(1, order)
     rate = rate.gather(1, order[..., None].expand(-1, -1, len(choices)))
     rate = rate / remaining_bits.gather(1, order).clamp(min=1.0)[..., None]  # payloads a slot
     value = torch.ones_like(needed) if worth is None else worth.gather(1, order)
-    own = _row(scenario, _most_likely(scenario, needed, rate, value))
+    begin = None if ready is None else ready.gather(1, order)
+    own = _turns(scenario, _most_likely(scenario, needed, rate, value, begin), begin)
     mine = _deal(own) if choice else own
     rank = order.argsort(-1)
     place = rank[..., None, None].expand(mine.shape)
@@ -214,18 +236,22 @@ def reserve(
     return Reservation(bands, grace, sent, whole / alone, rank)
 
 
-def _most_likely(scenario: Scenario, needed: Tensor, rate: Tensor, value: Tensor) -> Tensor:
+def _most_likely(
+    scenario: Scenario, needed: Tensor, rate: Tensor, value: Tensor, ready: Tensor | None
+) -> Tensor:
     """Slots for each place [episode, place]: the first 1, 2, ... or N clients are served,
     whichever lets most of them finish, each counting its value [episode, place]."""
     place = torch.arange(needed.shape[1], device=needed.device)
     length = scenario.bands * scenario.slots
     most = needed.new_full((len(needed),), -1.0)
     kept = torch.zeros_like(needed)
+    longest = torch.full_like(needed, scenario.slots)
+    longest = longest if ready is None else longest - ready
     for last in range(needed.shape[1]):
-        wanted = torch.where(place <= last, needed.clamp(max=scenario.slots), 0.0)
+        wanted = torch.where(place <= last, needed.minimum(longest), 0.0)
         spare = length / wanted.sum(-1, keepdim=True).clamp(min=1.0)
-        given = (wanted * spare.clamp(max=SPARE)).clamp(max=scenario.slots)
-        own = _row(scenario, given)
+        given = (wanted * spare.clamp(max=SPARE)).minimum(longest)
+        own = _turns(scenario, given, ready)
         served = _deal(own) if rate.shape[-1] > 1 else own
         finish = likely_done(_payloads(served, rate).sum(-1))
         likely = (finish * value * (place <= last)).sum(-1)
@@ -264,6 +290,29 @@ def _payloads(mine: Tensor, rate: Tensor) -> Tensor:
     """Share of a payload expected to be sent in each slot, by the number of sub-bands to choose
     from: [episode, place, slot]."""
     return torch.nn.functional.pad(rate, (1, 0)).gather(-1, mine.sum(-1))
+
+
+def _turns(scenario: Scenario, given: Tensor, ready: Tensor | None) -> Tensor:
+    """Who sends when and on which logical sub-band: [episode, place, slot, band] bool."""
+    return _row(scenario, given) if ready is None else _one_by_one(scenario, given, ready)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # hundreds of slots, unrolled
+def _one_by_one(scenario: Scenario, given: Tensor, ready: Tensor) -> Tensor:
+    """In every slot those who are ready, in the order of places; but whoever needs all the slots
+    that are left goes first, so that the last ones are as full as those of a row."""
+    bands, slots, clients = scenario.bands, scenario.slots, given.shape[1]
+    place = torch.arange(clients, device=given.device)
+    band = torch.arange(bands, device=given.device)
+    left, turns = given.round(), []
+    for slot in range(slots):
+        can, must = (ready <= slot) & (left > 0), left >= slots - slot
+        urgency = torch.where(can, place - clients * must, clients)
+        rank = urgency.argsort(dim=-1, stable=True).argsort(-1)
+        turn = can[..., None] & (rank[..., None] == band)  # [episode, place, band]
+        left = left - turn.any(-1).float()
+        turns.append(turn)
+    return torch.stack(turns, 2)
 
 
 def _row(scenario: Scenario, given: Tensor) -> Tensor:

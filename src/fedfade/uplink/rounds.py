@@ -15,6 +15,7 @@ from fedfade.config import Config, changed
 from fedfade.errors import not_allowed
 from fedfade.radio import Cell, Channel, OtherCells, Trajectory, db_to_linear
 from fedfade.randomness import fold, stream, streams, uniform
+from fedfade.uplink.cost import ready_slots
 from fedfade.uplink.gradients import GradientSource, gradient_source
 from fedfade.uplink.slot import (
     RewardWeights,
@@ -91,6 +92,7 @@ class Rounds:
             rounds = self.config.run.rounds
             self._trajectory = self._cell.trajectory(self._walks, rounds, device=self.device)
             shifts = uniform(streams(self._walks, "gain", device=self.device), (1,))  # [task, 1]
+            self._ready = ready_slots(self.config, self._tasks).to(self.device)  # [task, client]
             self._shift_db = self.config.qmix.gain_spread_db * (2.0 * shifts - 1.0)
         if self._inner is None or (cycle, number) != (self._cycle, self._round):
             self._inner = self.gradients.inner(self._tasks, number).to(self.device)
@@ -107,7 +109,8 @@ class Rounds:
             age=torch.zeros(played, self.scenario.clients, device=self.device),
             chance=self._chance(self._fades, batch),
         )
-        return round_._replace(direction=direction, other_cells_w=other_cells_w)
+        ready = self._ready.repeat_interleave(self.episodes, 0)
+        return round_._replace(direction=direction, other_cells_w=other_cells_w, ready_slot=ready)
 
     def deliver(self, batch: int, delivered: Tensor) -> None:
         """The last episode decides who is averaged: `arrived` [task, episode, client]."""

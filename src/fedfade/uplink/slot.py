@@ -71,6 +71,7 @@ class Scenario:
     hop_subbands: bool  # the sub-bands agents see and choose are logical
     binary_power: bool  # agents send at full power or not at all
     ranked_state: bool  # clients stand in the state by rank instead of by number
+    quorum: tuple[int, int]  # uploads that end a round before its first slot, and after its last
     remembers: bool  # the server takes the last update of those who do not deliver
 
     counted_in: torch.dtype = field(init=False)  # what is left of a payload
@@ -144,8 +145,17 @@ def scenario_from_config(
         hop_subbands=config.qmix.hop_subbands,
         binary_power=config.qmix.power == "binary",
         ranked_state=config.qmix.state == "order",
+        quorum=_quorum(config),
         remembers=config.learning.remembers,
     )
+
+
+def _quorum(config: Config) -> tuple[int, int]:
+    """As `run.deadline` says."""
+    first = last = config.learning.clients
+    if config.run.deadline != "fixed":
+        last = config.run.deadline_clients
+    return (last if config.run.deadline == "wait-for-k" else first), last
 
 
 class Round(NamedTuple):
@@ -168,6 +178,11 @@ class Round(NamedTuple):
         """Estimated squared gradient deviation |g_{t-1} - g_n|^2, from the server's memory of the
         client where it has one: [episode, client]."""
         return self.inner.diagonal(dim1=-2, dim2=-1)
+
+    @property
+    def staggered(self) -> Tensor | None:
+        """`ready_slot` where clients are not all ready in slot 0."""
+        return self.ready_slot if self.ready_slot.shape[-1] else None
 
 
 def plain_round(
@@ -258,6 +273,8 @@ class SlotResult(NamedTuple):
     rate_bps: Tensor  # [episode, client]
     bits: Tensor  # [episode, client] bits that counted towards the payload
     finished_now: Tensor  # [episode, client] bool
+    sends: Tensor  # [episode, client] bool: not done, ready, and the round not over
+    power_w: Tensor  # [episode, client] transmit power
 
 
 def start_round(
@@ -316,6 +333,7 @@ class SlotAir(NamedTuple):
     known: Air  # as it was when the base station measured it: what link adaptation goes by
     ready: Tensor  # [episode, client] bool, who can send; the last axis empty where all can
     chance: Tensor  # [episode, client] uniform numbers; the last axis empty where none are needed
+    quorum: int | Tensor | None = None  # uploads with which the round is over; None: those of all
 
 
 def slot_air(scenario: Scenario, round_: Round, slot: int | Tensor) -> SlotAir:
@@ -327,7 +345,16 @@ def slot_air(scenario: Scenario, round_: Round, slot: int | Tensor) -> SlotAir:
         earlier = max(slot - delay, 0) if isinstance(slot, int) else (slot - delay).clamp_(min=0)
         known = _air(scenario, round_, earlier)
     chance = _of_slot(round_.chance, slot) if link.draws else round_.chance[:, :0, 0]
-    return SlotAir(now, known, round_.ready_slot <= slot, chance)
+    (first, last), quorum = scenario.quorum, None
+    if last < scenario.clients:
+        fewer = (first - last) * slot // scenario.slots  # in whole numbers: the same everywhere
+        quorum = first - fewer
+    return SlotAir(now, known, round_.ready_slot <= slot, chance, quorum)
+
+
+def is_over(progress: Progress, quorum: int | Tensor) -> Tensor:
+    """Whether as many have delivered as end the round: [episode] bool."""
+    return progress.finished.sum(-1) >= quorum
 
 
 def _of_slot(by_slot: Tensor, slot: int | Tensor) -> Tensor:
@@ -362,9 +389,11 @@ def play_slot(
     scenario: Scenario, progress: Progress, air: SlotAir, action: Action
 ) -> tuple[Progress, SlotResult]:
     """Send for one slot; clients that are done stay silent whatever they answered, and so do those
-    who are not ready."""
+    who are not ready, and all when the round is over."""
     active = ~progress.finished
     sends = active & air.ready if air.ready.shape[-1] else active
+    if air.quorum is not None:
+        sends = sends & ~is_over(progress, air.quorum)[:, None]
     power_w = scenario.power_w[action.level] * sends
     gain, noise_w, direction = _both(air)
     found = sinr(gain, action.band, power_w, noise_w, direction, scenario.receiver)
@@ -372,4 +401,5 @@ def play_slot(
     state, rate = scenario.link.send(progress.link_state, ratio, known, air.chance)
     bits = delivered_bits(rate, scenario.slot_s, progress.remaining_bits)
     after = progress.remaining_bits - bits
-    return Progress(after, state), SlotResult(rate, bits, finished_now=active & (after <= 0))
+    result = SlotResult(rate, bits, active & (after <= 0), sends, power_w)
+    return Progress(after, state), result

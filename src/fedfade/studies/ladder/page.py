@@ -19,7 +19,7 @@ from fedfade.wording import counted
 
 _SHADES = ("#1f618d", "#28a745", "#cb4335", "#7d3c98", "#b7950b")  # one per speed, slowest first
 _MARKS = ("*", "D", "P", "X", "^", "v")  # one per training
-_KNOWN = {"block-fading-schedule": "x", "shortest-remaining-first": "+"}  # from earlier work
+KNOWN = {"block-fading-schedule": "x", "shortest-remaining-first": "+"}  # from earlier work
 _MATCHING = "deadline-matching"
 
 
@@ -27,12 +27,12 @@ def write_page(
     ladder: Ladder, out: Path, table: DataFrame, policies: DataFrame, accuracies: DataFrame
 ) -> None:
     """`ladder.png`, `ladder.md` and, where there are federated runs, `accuracy.png`."""
-    shown = policies[(policies["learned"] == "yes") | policies["policy"].isin([*_KNOWN])]
-    save_figure(_figure(ladder, ladder.names, table, shown, "uploads"), out / "ladder.png")
+    shown = policies[(policies["learned"] == "yes") | policies["policy"].isin([*KNOWN])]
+    save_figure(ladder_figure(ladder, ladder.names, table, shown, "uploads"), out / "ladder.png")
     if len(accuracies):
         names = list(dict.fromkeys(cell.name for cell in ladder.accuracy_cells))
         best, agents = (matching(accuracies, learned=answer) for answer in ("no", "yes"))
-        save_figure(_figure(ladder, names, best, agents, "accuracy"), out / "accuracy.png")
+        save_figure(ladder_figure(ladder, names, best, agents, "accuracy"), out / "accuracy.png")
     config = ladder.cells[0].config
     first, last = config.run.seed, config.run.seed + config.run.seeds - 1
     rounds = ", ".join(map(str, ladder.cells[0].rounds))
@@ -69,48 +69,40 @@ def _title(ladder: Ladder, name: str) -> str:
     return ways.get(mobility, f"the preset's cell ({mobility})")
 
 
-def _figure(
+def ladder_figure(
     ladder: Ladder, names: Sequence[str], table: DataFrame, points: DataFrame, field: str
 ) -> Any:
-    """One panel per cell: rungs along the axis, a line per speed, a mark per training."""
-    columns = min(4, len(names) + 1)
-    rows = -(-(len(names) + 1) // columns)
-    size = (3.6 * columns + 0.6, 2.9 * rows + 1.3)
-    figure, grid = panels(*size, rows, columns, sharex=True, sharey=True)
-    order = _panel_order(names, rows, columns)
-    rungs = [rung.name for rung in ladder.rungs]
-    for place, (axes, name) in enumerate(zip(grid.flat, order, strict=True)):
-        if name is None:
-            axes.axis("off")
-            continue
-        own, marks = (matching(some, cell=name) for some in (table, points))
-        _draw(ladder, axes, own, marks, field)
-        axes.set_title(drawn(_title(ladder, name)), loc="left", fontsize=10)
-        axes.set_xticks(range(len(rungs)), rungs, rotation=60, ha="right", fontsize=8)
-        below = place + columns
-        axes.tick_params(labelbottom=below >= len(order) or order[below] is None)
-        if place % columns == 0:
-            axes.set_ylabel("uploads per round" if field == "uploads" else "final accuracy in %")
-    entries = list(zip(*grid.flat[0].get_legend_handles_labels(), strict=True))
+    """Rungs along the axis, a line per speed, a mark per training: the rings, as a mean over all
+    of them, and the preset's own cell."""
+    rings = [name for name in names if name != OWN]
+    title = f"mean of {len(rings)} rings" if len(rings) > 1 else _title(ladder, rings[0])
+    groups = {title: rings, _title(ladder, OWN): [OWN]}
+    figure, (row,) = panels(12.5, 5.0, 1, len(groups), sharey=True)
+    for axes, (title, cells) in zip(row, groups.items(), strict=True):
+        lines = _mean(table[table["cell"].isin(cells)], field, "speed", "rung")
+        marks = _mean(points[points["cell"].isin(cells)], field, "policy", "speed", "rung")
+        _draw(ladder, axes, lines, marks, field)
+        axes.set_title(drawn(title), loc="left")
+        rungs = [rung.name for rung in ladder.rungs]
+        axes.set_xticks(range(len(rungs)), rungs, rotation=35, ha="right")
+    row[0].set_ylabel("uploads per round" if field == "uploads" else "final accuracy in %")
+    entries = list(zip(*row[-1].get_legend_handles_labels(), strict=True))
     entries.sort(key=lambda entry: not entry[1].endswith(" m/s"))  # speeds first, then marks
+    style = {"loc": "outside right center", "alignment": "left", "frameon": False}
+    title = "best policy without\nlearning, by speed"
+    figure.legend(*zip(*entries, strict=True), title=title, **style)
     played = ladder.cells[0].config.run.seeds  # without learning
     seeds = table["seeds"].iloc[0] if field == "accuracy" else played
-    title = f"best policy without learning, by speed\nbars: standard error, seeds: {seeds:.0f}"
-    style = {"alignment": "left", "frameon": False, "fontsize": 9, "title_fontsize": 9}
-    legend = grid.flat[order.index(None)].legend
-    legend(*zip(*entries, strict=True), title=title, loc="center left", **style)
-    figure.suptitle("What a bit of channel knowledge buys", x=0.01, ha="left", fontsize=13)
+    title = f"What a bit of channel knowledge buys (bars: standard error over {seeds:.0f} seeds)"
+    figure.suptitle(title, x=0.01, ha="left")
     return figure
 
 
-def _panel_order(names: Sequence[str], rows: int, columns: int) -> list[str | None]:
-    """Cells of the ring as a map, one row per SNR; the legend and the preset's own at the right."""
-    order: list[str | None] = [*names, *[None] * (rows * columns - len(names))]
-    if rows > 1 and order.index(OWN) == rows * (columns - 1):  # one left over in every row
-        del order[rows * (columns - 1) :]
-        for row in range(1, rows + 1):
-            order.insert(row * columns - 1, OWN if row == rows else None)
-    return order
+def _mean(lines: DataFrame, field: str, *keys: str) -> DataFrame:
+    """Over cells, with its standard error."""
+    cells = lines.groupby([*keys], sort=False)
+    error = cells["error"].agg(lambda own: math.sqrt((own**2).sum()) / len(own))
+    return cells[[field]].mean().assign(error=error).reset_index()
 
 
 def _draw(ladder: Ladder, axes: Any, table: DataFrame, points: DataFrame, field: str) -> None:
@@ -129,8 +121,8 @@ def _draw(ladder: Ladder, axes: Any, table: DataFrame, points: DataFrame, field:
         axes.plot(x[-1:], y[-1:], color=shade, marker="o", ms=5, mfc="white", ls="")
     trainings = dict(zip((agents.name for agents in ladder.agents), cycle(_MARKS), strict=False))
     for name, own in points.groupby("policy", sort=False):
-        known = name in _KNOWN
-        mark = _KNOWN[name] if known else trainings[name]
+        known = name in KNOWN
+        mark = KNOWN[name] if known else trainings[name]
         style = {"marker": mark, "ms": 10 if mark == "*" else 6, "ls": ""}
         axes.plot(
             [], [], color="black", label=name if known else drawn(f"{name} (learned)"), **style

@@ -1,38 +1,22 @@
-"""The study to look at: one picture, accuracy against load, and tables to paste."""
+"""The study to look at: one picture, accuracy by combination and load, and tables to paste."""
 
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pandas import DataFrame
 
 from fedfade.storage import save_figure, write_text
 from fedfade.studies.frames import markdown, matching
-from fedfade.studies.levers.plan import LeverPart, Levers, Line
-from fedfade.studies.levers.runs import EARLY, ENOUGH
-
-_SHADES = {
-    "perfect": "#444444",
-    "random": "#c0392b",
-    "max-individual": "#e67e22",
-    "block": "#1e8449",
-    "wrap-around": "#ec407a",
-    "max-sum-rate": "#2471a3",
-    "deadline": "#311b92",
-    "learned": "#d4ac0d",
-    "by-age": "#00897b",
-    "by-innovation": "#6d4c41",
-}
-_MARKS = {"float32": "o", "int8": "s", "int4": "D", "topk": "^"}
-_STROKES = {"mean": "-", "mifa": "--", "fedvarp": ":"}
+from fedfade.studies.levers.plan import LeverPart, Levers
+from fedfade.studies.levers.runs import ENOUGH
 
 
-def write_page(
-    levers: Levers, out: Path, table: DataFrame, curve: DataFrame, claims: DataFrame
-) -> None:
+def write_page(levers: Levers, out: Path, table: DataFrame, claims: DataFrame) -> None:
     """`levers.png`, where Matplotlib is installed, and `levers.md`."""
     with suppress(ImportError):  # a machine that only computes need not have it
-        save_figure(_figure(levers, table, curve), out / "levers.png")
+        save_figure(levers_figure(levers, table), out / "levers.png")
     write_text(out / "levers.md", page(levers, table, claims))
 
 
@@ -43,28 +27,28 @@ def page(levers: Levers, table: DataFrame, claims: DataFrame) -> str:
         heads = ["above", "below", "after", "difference", "needed", "holds"]
         text += [
             "Differences in points of accuracy, paired over seeds, with the standard error:",
-            markdown(heads, [_claim(row) for row in claims.to_dict("records")]),
+            markdown(heads, [_claim(row, levers.early) for row in claims.to_dict("records")]),
         ]
     for part in levers.parts:
         own, run = matching(table, part=part.name), part.base.run
-        early = round(EARLY * run.rounds)
         heads = ["allocation", "codec", "server", "uploads", "final %", "mean of models %"]
-        heads += [f"after {early} rounds %", "seconds"]
-        text += [
-            f"## {part.name}: {part.says}",
-            f"{run.rounds} rounds, {run.seeds} seeds; seconds of uplink until the mean accuracy is "
-            f"{ENOUGH:.0%} of what perfect upload ends at.",
-        ]
+        heads += [f"after {levers.early} rounds %"]
+        played = f"{run.rounds} rounds, {run.seeds} seeds"
+        if any(line.allocation == "perfect" for line in part.lines):
+            heads += ["seconds"]
+            played += "; seconds of uplink until the mean accuracy is "
+            played += f"{ENOUGH:.0%} of what perfect upload ends at"
+        text += [f"## {part.name}: {part.says}", f"{played}."]
         for point in part.points:
             here = matching(own, point=point)
-            rows = [_row(line) for line in here.to_dict("records")]
+            rows = [_row(line)[: len(heads)] for line in here.to_dict("records")]
             title = [f"**{point}**"] if len(part.points) > 1 else []
             text += [*title, markdown(heads, rows)]
     return "\n\n".join(text) + "\n"
 
 
-def _claim(row: Any) -> list[str]:
-    when = "the last round" if row["after"] == 1.0 else f"{row['after']:.0%} of the rounds"
+def _claim(row: Any, early: int) -> list[str]:
+    when = f"{early} rounds" if row["early"] else "the last round"
     needed = f"{row['least']:+g}{', beyond noise' if row['beyond_noise'] else ''}"
     difference = f"{row['points']:+.2f} ± {row['error']:.2f}"
     return [row["one"], row["other"], when, difference, needed, row["holds"]]
@@ -78,42 +62,47 @@ def _row(line: Any) -> list[str]:
     return [*words, final, *rest, "never" if seconds != seconds else f"{seconds:g}"]  # noqa: PLR0124
 
 
-def _figure(levers: Levers, table: DataFrame, curve: DataFrame) -> Any:
-    """A panel for each part: against load, or against seconds where there is one load."""
-    from fedfade.experiments.figures import blank, tidy
+def levers_figure(levers: Levers, table: DataFrame) -> Any:
+    """Accuracy as tables of colours, best combination first: by load, or, where there is one load,
+    on the way and at the end."""
+    from fedfade.experiments.figures import blank
 
-    columns = min(3, len(levers.parts))
-    rows = -(-len(levers.parts) // columns)
-    figure = blank(5.2 * columns, 4.4 * rows)
-    panels: Any = figure.subplots(rows, columns, squeeze=False)
-    for axes, part in zip(panels.flat, levers.parts, strict=False):
-        tidy(axes)
-        several = len(part.points) > 1
-        _lines(axes, part, table if several else curve, "load" if several else "seconds")
-        axes.set_title(part.says, loc="left", fontsize=9, wrap=True)
-        axes.set_ylabel("final accuracy in %" if several else "accuracy in %")
-        axes.legend(frameon=False, fontsize=6.5, ncols=2)
-    for axes in panels.flat[len(levers.parts) :]:
+    tables = [_accuracies(part, matching(table, part=part.name)) for part in levers.parts]
+    columns = min(2, len(tables))
+    rows = [tables[start : start + columns] for start in range(0, len(tables), columns)]
+    heights = [max(len(own) for own in row) for row in rows]  # lines
+    figure = blank(6.4 * columns, 0.33 * sum(heights) + 1.1 * len(rows) + 0.4)
+    panels: Any = figure.subplots(len(rows), columns, squeeze=False, height_ratios=heights)
+    for axes in panels.flat[len(tables) :]:
         axes.axis("off")
+    for axes, part, own in zip(panels.flat, levers.parts, tables, strict=False):
+        _colours(axes, own)
+        axes.set_title(part.says, loc="left", fontsize=10, wrap=True)
+    figure.suptitle("Accuracy in % by allocation, codec and server rule", x=0.01, ha="left")
     return figure
 
 
-def _lines(axes: Any, part: LeverPart, table: DataFrame, x: str) -> None:
-    """One line per combination."""
-    own = matching(table, part=part.name)
-    for line in part.lines:
-        which = dict(zip(Line._fields, line, strict=True))
-        points = matching(own, **which)
-        if not len(points):
-            continue
-        style: dict[str, Any] = {"color": _SHADES[line.allocation]}
-        style |= {"linestyle": _STROKES[line.server]}
-        style |= {"marker": _MARKS[line.codec], "markersize": 3, "lw": 1.2}
-        axes.plot(points[x], 100 * points["accuracy"], label=line.name, **style)
-    if x == "load":
-        loads = [float(point["load"]) for point in part.points.values()]
-        axes.set_xscale("log")
-        axes.set_xticks(loads, list(part.points), fontsize=8)
-        axes.minorticks_off()
+def _accuracies(part: LeverPart, table: DataFrame) -> DataFrame:
+    """In per cent: a line per combination, a column per load or moment."""
+    line = table["allocation"] + " " + table["codec"] + " " + table["server"]
+    if len(part.points) > 1:
+        wide = table.assign(line=line).pivot_table(
+            index="line", columns="point", values="accuracy", sort=False
+        )[list(part.points)]
     else:
-        axes.set_xlabel("seconds of uplink")
+        moments = {"early": "on the way", "accuracy": "at the end", "averaged": "mean of models"}
+        wide = table[[*moments]].rename(columns=moments).set_axis(line)
+    return 100 * wide.iloc[wide.mean(axis=1).argsort()[::-1]]
+
+
+def _colours(axes: Any, table: DataFrame) -> None:
+    values = table.to_numpy()
+    axes.imshow(values, cmap="YlGnBu", aspect="auto", vmin=values.min() - 5, vmax=values.max() + 5)
+    middle = (values.min() + values.max()) / 2
+    for (row, column), value in np.ndenumerate(values):
+        ink = "white" if value > middle else "black"
+        axes.text(column, row, f"{value:.1f}", ha="center", va="center", color=ink, fontsize=9)
+    axes.set_xticks(range(len(table.columns)), table.columns)
+    axes.set_yticks(range(len(table)), table.index, fontsize=9)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)

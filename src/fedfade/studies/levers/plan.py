@@ -1,6 +1,7 @@
 """What is compared, kept as data: allocation x codec x server rule over the load, by parts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,16 @@ _SMALL = """
     learning.data=digits learning.batch_size=20 learning.payload_bits=3973184
     radio.slots=100 radio.subcarriers=5 run.seeds=3 run.rounds=20 run.evaluate_every=2
 """
-SCALES = {"small": _SMALL.split(), "paper": ["run.seeds=5"]}
+
+
+class Scale(NamedTuple):
+    """How large the study is."""
+
+    changes: Sequence[str]
+    early: int  # rounds after which runs are looked at for the first time
+
+
+SCALES = {"small": Scale(_SMALL.split(), early=8), "paper": Scale(["run.seeds=5"], early=40)}
 
 
 class Line(NamedTuple):
@@ -54,7 +64,7 @@ class LeverClaim(NamedTuple):
     other: str
     least: float
     beyond_noise: bool
-    after: float = 1.0  # share of the rounds
+    early: bool = False  # at the first look, not at the end
 
 
 class Levers(NamedTuple):
@@ -64,32 +74,46 @@ class Levers(NamedTuple):
     fields: Mapping[str, Mapping[str, Any]]  # of codecs and server rules
     parts: Sequence[LeverPart]
     claims: Sequence[LeverClaim]
-    scale: str
+    early: int  # rounds until the first look
 
 
-def load_levers(scale: str, only: Sequence[str] = (), overrides: Sequence[str] = ()) -> Levers:
-    """The list at a scale, all parts or some."""
+def load_levers(
+    scale: str,
+    only: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    chosen: Sequence[str] = (),
+) -> Levers:
+    """The list at a scale: all parts or some, with all lines or those chosen."""
     if scale not in SCALES:
         raise not_allowed("--scale", scale, f"one of {', '.join(SCALES)}")
     tree = parse_yaml(Path(__file__).with_name("levers.yaml").read_text("utf-8"))
-    for name in only:
-        if name not in tree["parts"]:
-            raise unknown(name, "part", "the list", tree["parts"])
+    asked = _known("part", only, tree["parts"])
+    lines = _known("line", chosen, chain(*(tree["parts"][name]["lines"] for name in asked)))
     fixed = [f"run.seed={FIRST_SEED}", f"learning.average_models={KEPT}", "run.checkpoint_s=60"]
-    changes = [*SCALES[scale], *fixed, *overrides]
+    changes = [*SCALES[scale].changes, *fixed, *overrides]
     parts = []
-    for name, own in tree["parts"].items():
-        if only and name not in only:
-            continue
+    for name in asked:
+        own = tree["parts"][name]
         names = own.get("small", own["points"]) if scale == "small" else own["points"]
         points = {point: own["points"][point] for point in names}
-        lines = [Line(*text.split()) for text in own["lines"]]
-        parts.append(
-            LeverPart(name, own["says"], load_config(own["preset"], changes), points, lines)
-        )
-    names = {part.name for part in parts}
-    claims = [LeverClaim(**own) for own in tree["claims"] if own["part"] in names]
-    return Levers(tree["allocations"], tree["codecs"] | tree["servers"], parts, claims, scale)
+        kept = [Line(*line.split()) for line in own["lines"] if line in lines]
+        if kept:
+            base = load_config(own["preset"], changes)
+            parts.append(LeverPart(name, own["says"], base, points, kept))
+    played = {(part.name, line.name) for part in parts for line in part.lines}
+    claims = [LeverClaim(**own) for own in tree["claims"]]
+    claims = [one for one in claims if {(one.part, one.one), (one.part, one.other)} <= played]
+    early = min(SCALES[scale].early, parts[0].base.run.rounds)
+    return Levers(tree["allocations"], tree["codecs"] | tree["servers"], parts, claims, early)
+
+
+def _known(kind: str, asked: Sequence[str], there: Iterable[str]) -> list[str]:
+    """What was asked for of a list, in its order; all of it if nothing was."""
+    known = list(dict.fromkeys(there))
+    for name in asked:
+        if name not in known:
+            raise unknown(name, kind, "the list", known)
+    return [name for name in known if not asked or name in asked]
 
 
 def fits(policy: str, config: Config) -> bool:

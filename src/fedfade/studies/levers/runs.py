@@ -14,7 +14,6 @@ from fedfade.studies.frames import StudyRun, labelled, matching
 from fedfade.studies.levers.plan import Levers, fits
 from fedfade.studies.noise import Difference, beyond, paired
 
-EARLY = 0.4  # of the rounds
 ENOUGH = 0.95  # of what perfect upload ends at
 LINE = ["part", "point", "allocation", "codec", "server"]
 
@@ -52,11 +51,10 @@ def played(levers: Levers, runs: list[StudyRun], tell: Callable[[int, str], None
     return rows.assign(allocation=rows["policy"].map(names))
 
 
-def ends(rows: DataFrame) -> DataFrame:
+def ends(levers: Levers, rows: DataFrame) -> DataFrame:
     """How each run ended: a line per part, point, combination and seed."""
-    last = rows["round"].max() + 1
     tested = rows[rows["accuracy"].notna()]
-    early = tested[tested["round"] < EARLY * last].groupby([*LINE, "seed"], sort=False)
+    early = tested[tested["round"] < levers.early].groupby([*LINE, "seed"], sort=False)
     groups = rows.groupby([*LINE, "load", "seed"], sort=False)
     table = groups.agg(
         accuracy=("accuracy", "last"),
@@ -112,8 +110,7 @@ def judged(levers: Levers, table: DataFrame) -> DataFrame:
             dict(zip(("allocation", "codec", "server"), name.split(), strict=True))
             for name in (claim.one, claim.other)
         )
-        field = "accuracy" if claim.after == 1.0 else "early"
-        difference = paired(own, one, other, field)
+        difference = paired(own, one, other, "early" if claim.early else "accuracy")
         mean, error = 100 * difference.mean, 100 * difference.error
         found.append(difference._replace(mean=mean, error=error))
     above = beyond(

@@ -52,7 +52,7 @@ def _label(axes: Any, title: str, x: str, y: str) -> None:
 def _legend_below(figure: Figure, axes: Any, columns: int) -> None:
     """One legend for all panels."""
     handles, names = axes.get_legend_handles_labels()
-    style = {"ncols": columns, "frameon": False, "fontsize": 9}
+    style = {"ncols": columns, "frameon": False, "fontsize": 11}
     figure.legend(handles, names, loc="outside lower center", **style)
 
 
@@ -187,27 +187,34 @@ def bound_terms(terms: Mapping[str, DataFrame]) -> Figure:
 
 
 def regimes(maps: Mapping[tuple[str, str], DataFrame]) -> Figure:
-    """Winner (colour) and margin over the next (text) by mean SNR and spread of gains."""
+    """The best policy (colour), what it reaches (large) and its margin over the next (small), by
+    mean SNR and spread of gains."""
     from matplotlib.patches import Patch
 
-    figure = blank(10.5, 4.3 * (len(maps) // 2))
+    figure = blank(11, 4.5 * (len(maps) // 2))
     grid = figure.subplots(len(maps) // 2, 2)
     titles = {
         "all": "all policies",
         "local": "decentralised policies only",
         "uploads": "Uploads a round",
-        "accuracy": "Final accuracy (points)",
+        "accuracy": "Final accuracy in %",
     }
-    order = list(dict.fromkeys(name for cells in maps.values() for name in cells["winner"]))
+    alone = [cells[cells["margin"].abs() >= TIE]["winner"] for cells in maps.values()]
+    order = list(dict.fromkeys(name for names in alone for name in names))
     for axes, ((field, who), cells) in zip(grid.flat, maps.items(), strict=True):
         _map(axes, cells, field, order)
         title = f"{titles[field]}: {titles[who]}"
         _label(axes, title, "mean SNR in dB", "spread of large-scale gain in dB")
     handles = [Patch(color=colour(policy, order), label=drawn(policy)) for policy in order]
+    handles.append(Patch(color=_NOBODY, label="several tie"))
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
-    title = "Who wins where: margin over the next; ~ and pale: within the noise"
-    figure.suptitle(title, fontsize=11)
+    title = "Who wins where, and by how much over the next (~ and pale: within the noise)"
+    figure.suptitle(title, fontsize=12)
     return figure
+
+
+_NOBODY = "#e4e4e4"
+"""Shade of a cell where several policies do the same."""
 
 
 def _map(axes: Any, cells: DataFrame, field: str, order: Sequence[str]) -> None:
@@ -217,18 +224,20 @@ def _map(axes: Any, cells: DataFrame, field: str, order: Sequence[str]) -> None:
     snrs, spreads = [*cells["snr"].unique()], [*cells["spread"].unique()]
     for cell in cells.to_dict("records"):
         x, y = snrs.index(cell["snr"]), spreads.index(cell["spread"])
-        level = bool(cell["level"])
-        shade = to_rgb(colour(cell["winner"], order))
-        pale = 0.35 if level else 0.85
-        axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fc=(*shade, pale), ec="white", lw=1.5))
+        tie, level = abs(cell["margin"]) < TIE, bool(cell["level"])
+        shade = to_rgb(_NOBODY if tie else colour(cell["winner"], order))
+        face = (*shade, 0.35 if level and not tie else 0.9)
+        axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fc=face, ec="white", lw=2))
         value = 100 * cell["value"] if field == "accuracy" else cell["value"]
-        text = f"{margin_text(cell['margin'], level, field)}\n({value:.1f})"
-        ink = "white" if not level and sum(shade) < 1.5 else "black"
-        axes.text(x, y, text, ha="center", va="center", fontsize=8, color=ink)
+        ink = {"color": "white" if not level and sum(shade) < 1.5 else "black"}
+        axes.text(x, y + 0.1, f"{value:.1f}", ha="center", va="center", fontsize=13, **ink)
+        margin = margin_text(cell["margin"], level, field)
+        axes.text(x, y - 0.25, margin, ha="center", va="center", fontsize=9, **ink)
     axes.set(xlim=(-0.5, len(snrs) - 0.5), ylim=(-0.5, len(spreads) - 0.5))
     axes.set_xticks(range(len(snrs)), [f"{snr:g}" for snr in snrs])
     axes.set_yticks(range(len(spreads)), [f"{spread:g}" for spread in spreads])
     axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
 
 
 def readings(summary: DataFrame, clients: int) -> Figure:

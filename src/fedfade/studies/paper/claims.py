@@ -316,10 +316,15 @@ def answer_of(measure: Rule, facts: Facts | None, part: str = "") -> tuple[str, 
     return (measured, *verdict_of(held))
 
 
-def page(claims: Sequence[Claim], head: str) -> str:
-    """`claims.md`: the table, then the rules."""
+def page(claims: Sequence[Claim], head: str, rehearsal: bool = False) -> str:
+    """`claims.md`: the table, then the rules; of a rehearsal nothing is claimed in bold."""
+    bold = "" if rehearsal else "**"
     rows = [
-        [claim.says, claim.measured, f"**{claim.verdict}**" + (claim.when and f": {claim.when}")]
+        [
+            claim.says,
+            claim.measured,
+            f"{bold}{claim.verdict}{bold}" + (claim.when and f": {claim.when}"),
+        ]
         for claim in claims
     ]
     sections = [

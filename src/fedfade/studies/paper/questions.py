@@ -25,6 +25,7 @@ from fedfade.learning.plots import class_distribution
 from fedfade.studies.frames import curve_table, final_table, kept, markdown, matching
 from fedfade.studies.noise import Difference, paired
 from fedfade.studies.paper import charts, trial
+from fedfade.studies.paper.amounts import epoch_rounds
 from fedfade.studies.paper.runs import agent_runs, agents_mark, all_runs, compared, trained
 from fedfade.studies.paper.setting import (
     BASELINES,
@@ -35,6 +36,7 @@ from fedfade.studies.paper.setting import (
     Setting,
     spread_out,
 )
+from fedfade.studies.paper.work import BOUND_ROUND
 from fedfade.uplink.gradients import SyntheticGradients
 from fedfade.wording import counted
 
@@ -141,7 +143,7 @@ def _compared_in(
     runs = []
     for cell in cells:
         runs += all_runs(setting, part, cell._asdict(), {**cell.fields, **fields}, BASELINES)
-    rows = compared(setting, runs, part)
+    rows = compared(setting, runs, part, unit=epoch_rounds(setting) if part == "epochs" else 1.0)
     rows = rows.iloc[rows["policy"].map(setting.policies.index).argsort(kind="stable")]
     by, centre = ["alpha", "clusters"], matching(rows, **setting.centre._asdict())
     return {
@@ -330,9 +332,12 @@ def compute_bound(setting: Setting) -> dict[str, DataFrame]:
     config = changed(setting.base, {**fields, "qmix": QmixConfig().model_dump()})
 
     def terms(policy: str) -> DataFrame:
-        setting.say(f"bound: terms under {policy}")
-        rows = bound_under(config, policy, pick_device(config.run.device))
-        return DataFrame([asdict(row) for row in rows]).astype(float)
+        setting.chat(f"bound: terms under {policy}")
+        rows = []
+        for row in bound_under(config, policy, pick_device(config.run.device)):
+            rows.append(asdict(row))
+            setting.work.add(BOUND_ROUND, policy)
+        return DataFrame(rows).astype(float)
 
     for policy in BASELINES:  # perfect among them, which has no second term
         name = f"terms-{policy}-{mark(decisive(config), policy)}.csv"

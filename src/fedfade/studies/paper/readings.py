@@ -61,7 +61,7 @@ def compute(setting: Setting) -> dict[str, DataFrame]:
     plan = load_plan(setting.search.file, setting.base)
     chosen = plan.chosen(setting.search.only)
     _train(setting, chosen)
-    clock, tables = Clock(setting.say), []
+    clock, tables = Clock(setting.chat), []
     for number, reading in enumerate(plan.readings):
         configs, folders = _trainings(setting, reading)
         if reading not in chosen and _waiting(configs, folders):
@@ -97,7 +97,7 @@ def _recording(setting: Setting, config: Config, kind: str) -> Path:
 
 def _record(setting: Setting, config: Config, kind: str) -> Path:
     """Record them unless they are there."""
-    path, clock = _recording(setting, config, kind), Clock(setting.say)
+    path, clock = _recording(setting, config, kind), Clock(setting.chat)
     unit = config.learning.local_unit
     if not path.is_file():
         device, rounds = pick_device(config.run.device), config.run.rounds
@@ -299,9 +299,9 @@ def _text(
 
     parts = [name.removeprefix("kept ") for name in summary if name.startswith("kept ")]
     ranked = summary.sort_values(["claims", f"uploads {QMIX}"], ascending=False, kind="stable")
-    first = ranked.iloc[0]
+    first, marks = ranked.iloc[0], "" if setting.rehearsal else "**"
     best = (
-        f"Most claims hold in **{first['reading']}**: {first['claims']} of {many}."
+        f"Most claims hold in {marks}{first['reading']}{marks}: {first['claims']} of {many}."
         if first["claims"]
         else "No claim holds in any of them."
     )

@@ -78,7 +78,7 @@ def ring(snr_db: float, spread_db: float) -> dict[str, Any]:
 
 def _uploads(setting: Setting) -> DataFrame:
     """Uploads of every policy, seed and cell; a file for each SNR, so that it can go on."""
-    clock, bits = Clock(setting.say), payload_bits(setting.base.learning)
+    clock, bits = Clock(setting.chat), payload_bits(setting.base.learning)
     played = {"run.seed": setting.test_seeds[0], "run.rounds": setting.grid.regime_rounds}
 
     def play(number: int, configs: Sequence[Config]) -> DataFrame:
@@ -175,8 +175,8 @@ def draw(setting: Setting) -> charts.Drawn:
         found = gains(lines, field, there)
         answers[f"{field}: {who}"] = found.to_dict("records")
         text.append(sentence(field, f"{who} ({', '.join(there)})", found))
-        text.append(_matrix(found, field))
-    text += [_table(lines, field) for field, lines in tables.items()]
+        text.append(_matrix(found, field, bold=not setting.rehearsal))
+    text += [_table(lines, field, bold=not setting.rehearsal) for field, lines in tables.items()]
     facts = {
         "winners": {f"{f} {who}": cells.to_dict("records") for (f, who), cells in maps.items()},
         "gains": answers,
@@ -207,24 +207,24 @@ def _sizes(values: Series, field: str) -> Series:
     return 100 * values if field == "accuracy" else values
 
 
-def _matrix(found: DataFrame, field: str) -> str:
+def _matrix(found: DataFrame, field: str, bold: bool) -> str:
     """Gains over the schedule: a row per spread, a column per SNR; bold where they pay."""
     shown = _sizes(found["gain"], field).map("{:+.2f}".format)
-    shown = shown.mask(found["pays"], "**" + shown + "**")
+    shown = shown.mask(found["pays"], "**" + shown + "**") if bold else shown
     by_spread = shown.groupby(found["spread"], sort=False)
     heads = ["spread \\ SNR", *(f"{snr:g} dB" for snr in found["snr"].unique())]
     return markdown(heads, [[f"{spread:g} dB", *cells] for spread, cells in by_spread])
 
 
-def _table(lines: DataFrame, field: str) -> str:
+def _table(lines: DataFrame, field: str, bold: bool) -> str:
     policies, digits = [*lines["policy"].unique()], 1 if field == "accuracy" else 2
     rows = []
     for (snr, spread), own in lines.groupby(_CELL, sort=False):
         shown = _sizes(means(own, "policy", field), field)
-        best = shown.drop(PERFECT, errors="ignore").max()
+        best = shown.drop(PERFECT, errors="ignore").max() if bold else None
         cells = [f"**{v:.{digits}f}**" if v == best else f"{v:.{digits}f}" for v in shown[policies]]
         rows.append([f"{snr:g}", f"{spread:g}", *cells])
     unit = "Final accuracy in %" if field == "accuracy" else "Uploads per round"
     seeds = counted(lines["seed"].nunique(), "seed")
-    head = f"{unit}, mean over {seeds} (best of those that send in bold):"
+    head = f"{unit}, mean over {seeds}{' (best of those that send in bold)' if bold else ''}:"
     return f"{head}\n\n" + markdown(["SNR dB", "spread dB", *policies], rows)

@@ -9,6 +9,7 @@ DIR/results.md       all of it on one page: claims, tables, pictures
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -20,12 +21,15 @@ import pandas as pd
 from pandas import DataFrame
 
 from fedfade.config import Config
+from fedfade.device import pick_device
 from fedfade.errors import UserError
+from fedfade.experiments.run_folder import provenance
 from fedfade.shown import marked
 from fedfade.storage import folder_lock, read_json, save_figure, write_json, write_text
 from fedfade.studies.frames import matching, means, read_frame, write_frame
 from fedfade.studies.paper import claims, readings, regimes
 from fedfade.studies.paper import questions as q
+from fedfade.studies.paper.amounts import amounts
 from fedfade.studies.paper.charts import Drawn
 from fedfade.studies.paper.setting import Setting, check_unseen, checked_setting
 from fedfade.wording import counted
@@ -65,10 +69,16 @@ def reproduce(
     if find_spec("matplotlib") is None:
         setting.say("Matplotlib is not installed: no pictures; --redraw makes them where it is")
     with folder_lock(setting.out):
+        if not redraw:
+            made_by = provenance(setting.base, pick_device(setting.base.run.device))
+            write_json(setting.out / "reproduce.json", made_by)
+            setting.work.plan(amounts(setting, parts))
         for count, name in enumerate(parts):
             done(count)
+            setting.work.begin(name)
             _make(setting, name, redraw)
             setting.say(f"{name}: done, {setting.out / name}")
+        setting.work.finish()
         page = _claims_page(setting)
         write_text(setting.out / "results.md", _results(setting, page))
         write_text(setting.out / "claims.md", page)
@@ -103,7 +113,26 @@ def _make(setting: Setting, name: str, redraw: bool) -> None:
     }
     facts = {"setting": made_by, **drawn.facts}
     write_json(folder / f"{name}.json", _with(None, facts))
-    write_text(folder / f"{name}.md", drawn.text + "\n")
+    text = rehearsed(drawn.text) if setting.rehearsal else drawn.text
+    write_text(folder / f"{name}.md", text + "\n")
+
+
+REHEARSAL = "*Rehearsal: this checks the code, not the paper.*"
+
+
+def rehearsed(text: str) -> str:
+    """Markdown in which every table says so.
+
+    >>> print(rehearsed("Uploads:\\n\\n| policy |\\n|---|\\n| random |"))
+    Uploads:
+    <BLANKLINE>
+    *Rehearsal: this checks the code, not the paper.*
+    <BLANKLINE>
+    | policy |
+    |---|
+    | random |
+    """
+    return re.sub(r"(?m)^(?=\|.*\n\|---)", f"{REHEARSAL}\n\n", text)
 
 
 def _with(blank: float | None, facts: Any) -> Any:
@@ -122,7 +151,9 @@ def _claims_page(setting: Setting) -> str:
         name: _with(math.nan, read_json(path)) for name, path in paths.items() if path.is_file()
     }
     try:
-        return claims.page(claims.judge(found), marked(_head(found)))
+        head, small = marked(_head(found)), setting.rehearsal
+        page = claims.page(claims.judge(found), head, rehearsal=small)
+        return rehearsed(page) if small else page
     except (KeyError, TypeError, AttributeError, ValueError):
         raise UserError(
             f"a .json of a part in {str(setting.out)!r} is not of this version of fedfade: run "
@@ -156,7 +187,7 @@ def _head(found: Mapping[str, Any]) -> str:
     )
     if made["scale"] == "paper":
         return text
-    return f"{text} **Scale {made['scale']}: this checks the code, not the paper.**"
+    return f"{text} Scale {made['scale']}: a rehearsal, which checks the code, not the paper."
 
 
 class Reproduce:

@@ -21,6 +21,7 @@ from fedfade.experiments import RunFolder, compare_many, stored_rows
 from fedfade.experiments.run_folder import FREE_FIELDS
 from fedfade.studies.frames import StudyRun, labelled
 from fedfade.studies.paper.setting import QMIX, QMIX_PLUS, Clock, Hide, Setting, cell_name
+from fedfade.studies.paper.work import EPISODE
 from fedfade.wording import counted
 
 Fields = Mapping[str, Any]
@@ -84,10 +85,13 @@ def on_report(
     setting: Setting, what: str, total: int, left: Callable[[int], str] = lambda episodes: ""
 ) -> Callable[[agents.Trainer, list[agents.Report]], None]:
     """Lines of progress of a training; `left` says how long it may take from an episode on."""
-    clock = Clock(setting.say)
+    clock, before = Clock(setting.chat), 0
 
     def tell(trainer: agents.Trainer, reports: list[agents.Report]) -> None:
+        nonlocal before
         mean, episodes = DataFrame(reports).mean(), reports[0].episodes
+        setting.work.add(EPISODE * (episodes - before) * len(reports), "training")
+        before = episodes
         clock(
             f"{what}: episode {episodes} of {total}, mean reward {mean['reward']:.3f}, "
             f"{mean['uploads']:.2f} uploads{left(episodes)}"
@@ -145,18 +149,29 @@ def _run(
     return StudyRun(labels, changed(setting.base, {**fields, **fixed}), folder)
 
 
-def compared(setting: Setting, runs: Sequence[StudyRun], what: str) -> DataFrame:
-    """The rows of all runs; what is finished is read, the rest is run side by side."""
+def compared(setting: Setting, runs: Sequence[StudyRun], what: str, unit: float = 1.0) -> DataFrame:
+    """The rows of all runs; what is finished is read, the rest is run side by side. `unit`: the
+    work of a round."""
     waiting = [run for run in runs if not _finished(run)]
-    clock = Clock(setting.say)
+    clock, before = Clock(setting.chat), 0
     total = sum(run.config.run.rounds for run in waiting)
+    # Work is counted in rounds of one policy, and a round in epochs is a longer one.
+    each = sum(len(run.config.allocation.policies) for run in waiting) / max(1, len(waiting))
+    each *= unit
+
+    def tell(done: int, doing: str) -> None:
+        nonlocal before
+        clock(f"{what}: {done} of {counted(total, 'round')}, {doing}")
+        setting.work.add(each * (done - before), doing)
+        before = done
+
     if waiting:
         compare_many(
             [run.config for run in waiting],
             [run.folder for run in waiting],
             pick_device(setting.base.run.device),
-            lambda done, doing: clock(f"{what}: {done} of {counted(total, 'round')}, {doing}"),
-            lambda line: setting.say(f"{what}: {line}"),
+            tell,
+            lambda line: setting.chat(f"{what}: {line}"),
         )
     return labelled(runs, (stored_rows(_folder(run)) for run in runs))
 

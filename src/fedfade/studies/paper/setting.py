@@ -19,6 +19,7 @@ from fedfade.config import Config
 from fedfade.errors import UserError, not_allowed
 from fedfade.experiments.run_folder import digest
 from fedfade.studies.frames import read_frame
+from fedfade.studies.paper.work import Work
 from fedfade.uplink.rounds import cycle_seed, layout_seeds
 
 FIRST_UNSEEN = 1000
@@ -122,6 +123,13 @@ class Setting:
     plus: str  # mark of the agents qmix-plus that come with the package; empty if none fit
     say: Say
     search: Search
+    chat: Say  # for lines of progress, which a bar replaces
+    work: Work
+
+    @property
+    def rehearsal(self) -> bool:
+        """Whether this checks the code, not the paper."""
+        return self.scale != "paper"
 
     @property
     def centre(self) -> PaperCell:
@@ -183,6 +191,8 @@ def checked_setting(
     grid: Mapping[str, Any] | None = None,
     say: Say = lambda text: None,
     search: Search = WHOLE_LIST,
+    chat: Say | None = None,
+    work: Work | None = None,
 ) -> Setting:
     """A reproduction around a training cell; refused where tests would not be tests."""
     wanted = {name: value for name, value in (grid or {}).items() if value is not None}
@@ -192,7 +202,7 @@ def checked_setting(
         policy = load_shipped_policy(QMIX_PLUS, base)
         assert isinstance(policy, QmixPolicy)
         plus = digest(policy.agents.state_dict())[:8]
-    setting = Setting(out, base, chosen, scale, plus, say, search)
+    setting = Setting(out, base, chosen, scale, plus, say, search, chat or say, work or Work())
     if setting.centre not in setting.cells:
         raise UserError(
             f"the training cell {cell_name(setting.centre._asdict())} is none of the nine test "

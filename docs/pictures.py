@@ -1,0 +1,137 @@
+"""Draw the pictures of the results pages again, from the tables in docs/data: `make pictures`.
+
+The tables are copied from what `fedfade reproduce`, `ladder` and `levers` left; the pictures are
+drawn by the functions with which these commands draw theirs.
+"""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from pandas import DataFrame
+from torch import Tensor
+
+from fedfade.agents import load_shipped_policy, shipped_policies
+from fedfade.allocation import PERFECT, load_policy, play_round
+from fedfade.config import load_config
+from fedfade.experiments import Uplink
+from fedfade.learning import payload_bits
+from fedfade.storage import save_figure
+from fedfade.studies.frames import matching, read_frame
+from fedfade.studies.ladder import page as ladder_page
+from fedfade.studies.ladder.rungs import Agents, make_ladder
+from fedfade.studies.levers import page as levers_page
+from fedfade.studies.levers.plan import load_levers
+from fedfade.studies.paper import charts, regimes
+
+DOCS = Path(__file__).parent
+
+
+def read(name: str) -> DataFrame:
+    return read_frame(DOCS / "data" / f"{name}.csv")
+
+
+def ladder(field: str) -> Figure:
+    """Rungs of knowledge, without the folders of the agents that were tried."""
+    asked = make_ladder("paper", overrides=["cell.mobility=waypoint"])
+    named = [Agents(name, [], [], []) for name in ("qmix", "qmix-plus")]
+    asked = asked._replace(agents=named)
+    if field == "uploads":
+        played = read("ladder-policies")
+        marked = (played["learned"] == "yes") | played["policy"].isin([*ladder_page.KNOWN])
+        return ladder_page.ladder_figure(asked, asked.names, read("ladder"), played[marked], field)
+    ends = read("ladder-accuracy")
+    best, learned = (matching(ends, learned=answer) for answer in ("no", "yes"))
+    return ladder_page.ladder_figure(asked, [*best["cell"].unique()], best, learned, field)
+
+
+def levers(scale: str, *only: str) -> Figure:
+    """Parts whose tables are kept."""
+    return levers_page.levers_figure(load_levers(scale, only), read(f"levers-{scale}"))
+
+
+def maps() -> Figure:
+    """Who wins where."""
+    tables = {"uploads": read("results-regimes"), "accuracy": read("results-regimes-accuracy")}
+    tables = {field: table.assign(training="") for field, table in tables.items()}
+    everybody = [name for name in tables["uploads"]["policy"].unique() if name != PERFECT]
+    allowed = {"all": everybody, "local": regimes.LOCAL}
+    return charts.regimes(
+        {
+            (field, who): regimes.winners(table, field, names)
+            for field, table in tables.items()
+            for who, names in allowed.items()
+        }
+    )
+
+
+def turns(preset: str, seed: int, *names: str) -> Figure:
+    """The first round of a seed under policies, a client's number in its turns. Where a policy hops
+    over all sub-bands in step, they are logical."""
+    config = load_config(preset, [f"run.seed={seed}", "run.seeds=1", "run.rounds=100"])
+    uplink = Uplink(config, payload_bits(config.learning), torch.device("cpu"))
+    scenario, problem = uplink.scenario, uplink.rounds([0])
+    figure, grid = charts.panels(10, 2.7 * len(names), len(names), 1, sharex=True)
+    for axes, name in zip(grid.flat, names, strict=True):
+        learned = name in shipped_policies()
+        policy = load_shipped_policy(name, config) if learned else load_policy(name)
+        keys = uplink.keys(policy.name, 0)
+        outcome = play_round(policy, scenario, problem, keys, record=True)
+        history, hops = outcome.history, name != "block-fading-schedule"
+        assert history is not None
+        sends = history.level[:, 0] != scenario.silent_level  # [slot, client]
+        shift = torch.arange(scenario.slots)[:, None] * hops
+        lanes = (history.band[:, 0] - shift) % scenario.bands
+        for client, lane in product(range(scenario.clients), range(scenario.bands)):
+            _stretches(axes, (sends & (lanes == lane))[:, client], client, lane)
+        kind = " (learned, sees no plan)" if name == "mappo-hold" else ""
+        count = f"{int(outcome.delivered.sum())} of {scenario.clients} delivered"
+        axes.set_title(f"{name}{kind}: {count}", loc="left")
+        axes.set(yticks=range(scenario.bands), xlim=(0, scenario.slots))
+        axes.set_ylabel("logical sub-band" if hops else "sub-band")
+        axes.invert_yaxis()
+        axes.grid(visible=False)
+    grid[-1, 0].set_xlabel("slot")
+    return figure
+
+
+def _stretches(axes: Any, sends: Tensor, client: int, lane: int) -> None:
+    """A bar for each stretch of slots in which a client sends."""
+    edges = torch.diff(sends.int(), prepend=torch.zeros(1), append=torch.zeros(1))
+    starts, ends = (edges == 1).nonzero().flatten(), (edges == -1).nonzero().flatten()
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        axes.barh(lane, end - start, left=start, height=0.8, color=f"C{client}", ec="white")
+        if end - start > 6:
+            place = ((start + end) / 2, lane)
+            axes.annotate(str(client), place, ha="center", va="center", color="white", size=13)
+
+
+def at_the_centre(table: DataFrame) -> DataFrame:
+    return matching(table, alpha=0.5, clusters=21)
+
+
+PICTURES: dict[str, Callable[[], Figure]] = {
+    "ladder": partial(ladder, "uploads"),
+    "ladder-accuracy": partial(ladder, "accuracy"),
+    "levers": partial(levers, "small", "paper", "heavy", "payload", "order"),
+    "levers-paper": partial(levers, "paper", "paper"),
+    "round-learned": partial(turns, "paper", 2010, "wrap-around-schedule", "mappo-hold"),
+    "round-packed": partial(turns, "ring", 1000, "block-fading-schedule", "qmix-plus"),
+    "results-regimes": maps,
+    "results-accuracy": lambda: charts.accuracy_grid(read("results-accuracy-curves"), 5),
+    "results-epochs": lambda: charts.accuracy_grid(read("results-epochs-curves"), 5),
+    "results-served": lambda: charts.served(at_the_centre(read("results-accuracy"))),
+    "results-reward": lambda: charts.reward(
+        read("results-reward"), 10, "QMIX, alpha 0.5, 21 clusters"
+    ),
+    "results-readings": lambda: charts.readings(read("results-readings"), 10),
+}
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or PICTURES:
+        save_figure(PICTURES[name](), DOCS / "images" / f"{name}.png")

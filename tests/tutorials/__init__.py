@@ -1,0 +1,1 @@
+"""The notebooks of docs/tutorials: run them, and keep what they show."""
