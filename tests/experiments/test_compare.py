@@ -638,8 +638,10 @@ def test_the_table_of_the_report_stays_in_the_page(tmp_path: Path) -> None:
 
 
 def made_up_rows(policy: str, accuracy: list[list[float]], **rest: list[list[float]]) -> list[Row]:
-    """Rows of one policy from fields [seed][round]; the rest is zero, without means of models."""
-    blank = dict.fromkeys(Row._fields, 0.0) | {"policy": policy, "accuracy_averaged": math.nan}
+    """Rows of one policy from fields [seed][round]; the rest is zero, without costs and means."""
+    missing = dict.fromkeys(("accuracy_averaged", "seconds", "joules"), math.nan)
+    by_client = dict.fromkeys(("client_seconds", "client_joules"), "")
+    blank = dict.fromkeys(Row._fields, 0.0) | {"policy": policy} | missing | by_client
     columns = {"accuracy": accuracy, **rest}
     return [
         Row(**blank | {"seed": s, "round": r} | {name: c[s][r] for name, c in columns.items()})

@@ -298,7 +298,7 @@ def test_help_says_what_arguments_are_for(command: str, fedfade) -> None:
     answer = fedfade(*command.split(), "--help")
     assert answer.code == 0
     wanted = {
-        "compare": "PRESET  preset name or path of a .yaml file  [required]",
+        "compare": "cell, urban-5g, or the path of a .yaml file  [required]",
         "reproduce": "[PART]  what to make; all in order if not given  [default: all]",
         "channel show": "FILES...  one .npz of gains, or two to compare  [required]",
     }

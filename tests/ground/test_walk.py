@@ -53,7 +53,9 @@ def test_the_walk_is_as_told(
     last = f"{real.__module__.removeprefix('fedfade.').replace('.', '/')}.py: {real.__qualname__}"
 
     def spy(*given: object) -> object:
-        seen.add((*frames(f"commands/{command}.py: {command}"), last))
+        walk = frames(f"commands/{command}.py: {command}")
+        if "experiments/report.py: write_report" not in walk:  # a round played again, to look at
+            seen.add((*walk, last))
         return real(*given)
 
     monkeypatch.setattr(uplink_slot, "sinr", spy)
@@ -62,4 +64,4 @@ def test_the_walk_is_as_told(
     assert answer.code == 0, answer.err
     (walk,) = seen
     assert list(walk) == told(command)
-    assert len(walk) <= 8
+    assert len(walk) <= 9

@@ -62,7 +62,8 @@ def test_the_main_message_comes_first(run: Path, opened: Open) -> None:
     leader = first.locator("th").inner_text().split()[0]
     assert page.locator(".lead").inner_text().startswith(leader)
     titles = page.locator(".card .what").all_inner_texts()
-    assert titles == ["Final accuracy", "Uploads a round", "Bits wasted", "Fairness"]
+    assert titles[:4] == ["Final accuracy", "Uploads a round", "Bits wasted", "Fairness"]
+    assert titles[4:] == ["Time a round", "Energy a round"]
     first.locator("th span").first.hover()
     assert len(page.locator(".hint-box").inner_text()) > 20  # a phrase on the policy
 
@@ -112,10 +113,12 @@ def test_zoom_seeds_and_other_measures(run: Path, opened: Open) -> None:
     page.locator(".curves .whole").click()
     assert "5" in labels.all_text_contents()
     assert line.count() == 1
-    page.locator(".curves select").nth(1).select_option("each")
+    page.locator(".curves select").nth(2).select_option("each")
     assert line.count() == 2  # one a seed
     page.locator(".curves select").first.select_option("delivered")
     assert "uploads a round" in labels.all_text_contents()
+    page.locator(".curves select").nth(1).select_option("seconds")
+    assert "seconds since the start" in labels.all_text_contents()
 
 
 def test_the_table_sorts(run: Path, opened: Open) -> None:
@@ -272,7 +275,7 @@ def test_no_serious_accessibility_finding(
 def test_without_javascript_the_pictures_are_shown(run: Path, watched: Path, opened: Open) -> None:
     page = opened(run / "report.html", java_script_enabled=False)
     pictures = page.locator("noscript img, img")
-    assert pictures.count() == 4
+    assert pictures.count() == 6
     assert all(one.bounding_box()["width"] > 300 for one in pictures.all())
     assert page.locator("table.sorts tbody tr").count() == 5
     assert page.locator(".live:visible").count() == 0

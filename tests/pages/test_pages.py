@@ -34,7 +34,8 @@ def made_up_round(clients: int = 10, slots: int = 250, plays: int = 2) -> Replay
 
     left = torch.rand(shape, generator=generator).sort(0, descending=True).values * 1e6
     histories = {
-        f"policy {n}": History(drawn(4), drawn(4), torch.zeros(shape), left) for n in range(plays)
+        f"policy {n}": History(drawn(4), drawn(4), torch.zeros(shape), left, torch.ones(shape) > 0)
+        for n in range(plays)
     }
     fading = torch.rand(slots, clients, 4, generator=generator)
     position = 400 * torch.rand(clients, 2, generator=generator) - 200

@@ -91,10 +91,8 @@ def accuracy_figure(rows: Sequence[Row], against: str = "round") -> Figure:
         )
         if len(accuracy) > 1:
             axes.fill_between(place, low, high, color=shade, alpha=0.13, lw=0)
-    axes.set(
-        xlabel=SPENT[against].label if against in SPENT else "federated round",
-        ylabel="test accuracy in %",
-    )
+    label = SPENT[against].label if against in SPENT else "federated round"
+    axes.set(xlabel=label, ylabel="test accuracy in %")
     axes.set_xlim(left=0 if against in SPENT else None)
     axes.set_title(f"Test accuracy, {of_seeds(len({row.seed for row in rows}))}", loc="left")
     if axes.lines:

@@ -2,7 +2,7 @@
 
 A metric is declared once, as a field of `Row`: how it is measured (from a `RunRound`) and, if
 tables are to show it, how it is boiled down over seeds and rounds (`Shown`). Rows, files, tables
-and the report follow from that; what rounds cost (`Spent`) is an axis of the report too.
+and the report follow from that; what rounds cost (`AddsUp`) is an axis of the report too.
 """
 
 import csv
@@ -92,7 +92,7 @@ class Curve(NamedTuple):
     digits: int = 2
 
 
-class Spent(NamedTuple):
+class AddsUp(NamedTuple):
     """What rounds cost: added up over them, an axis of the report beside the rounds themselves."""
 
     label: str  # "seconds"
@@ -226,7 +226,7 @@ class Row(NamedTuple):
     seconds: Annotated[
         float,
         lambda run: math.nan if run.spent is None else run.spent.seconds.max(),
-        Spent("seconds since the start"),
+        AddsUp("seconds since the start"),
         Curve("seconds of a round"),
         Shown(
             *("seconds", "s", lambda of: of("seconds").mean(), "{:.2f}", 1),
@@ -237,7 +237,7 @@ class Row(NamedTuple):
     joules: Annotated[
         float,
         lambda run: run.joules,
-        Spent("joules drawn by all clients"),
+        AddsUp("joules drawn by all clients"),
         Curve("joules of a round"),
         Shown(
             *("joules", "J", lambda of: of("joules").mean(), "{:.2f}", 1),
@@ -272,7 +272,7 @@ _SHOWN: dict[str, Shown] = {
 
 
 CURVES = {name: one for name, notes in _NOTES.items() for one in notes if isinstance(one, Curve)}
-SPENT = {name: one for name, notes in _NOTES.items() for one in notes if isinstance(one, Spent)}
+SPENT = {name: one for name, notes in _NOTES.items() for one in notes if isinstance(one, AddsUp)}
 """By field."""
 
 
@@ -282,7 +282,7 @@ def shown(rows: Iterable[Row]) -> list[Shown]:
     return [one for name, one in _SHOWN.items() if name in there or name not in _OPTIONAL]
 
 
-def spent(rows: Iterable[Row]) -> dict[str, Spent]:
+def spent(rows: Iterable[Row]) -> dict[str, AddsUp]:
     """What rounds cost, if it was measured."""
     there = columns(rows)
     return {name: one for name, one in SPENT.items() if name in there}
