@@ -5,12 +5,12 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import torch
 
 from fedfade.config import Precision
 from fedfade.errors import UserError
+from fedfade.storage import read_bytes
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -40,13 +40,14 @@ def spare_bytes(device: torch.device, share: float, on_cpu: int) -> int:
 
 
 _WATCHED_S = 0.1
+_MAX_BYTES = 2**20  # of what the system says about itself
 
 
 def usable_cores() -> int:
     """Cores this process may use: those it is bound to, no more than its control group is paid."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    with suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    with suppress(UserError, ValueError):
+        quota, period = read_bytes("/sys/fs/cgroup/cpu.max", _MAX_BYTES).split()
         return max(1, min(bound or 1, math.ceil(int(quota) / int(period))))  # "max": no quota
     return bound or 1
 
@@ -66,8 +67,8 @@ def free_cores() -> int:
 
 def _idle_s() -> list[float]:
     """Seconds each core has been idle since the machine started; nothing where nobody says."""
-    with suppress(OSError, ValueError, IndexError):
-        lines = Path("/proc/stat").read_text().splitlines()
+    with suppress(UserError, ValueError, IndexError):
+        lines = read_bytes("/proc/stat", _MAX_BYTES).decode().splitlines()
         ticks = [line.split() for line in lines if line.startswith("cpu") and line[3].isdigit()]
         return [(int(own[4]) + int(own[5])) / os.sysconf("SC_CLK_TCK") for own in ticks]
     return []
