@@ -243,6 +243,21 @@ def test_both_ways_to_mmse_agree() -> None:
     torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-12)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_cuda_hears_the_same() -> None:
+    slot = a_slot(6, 4)
+    there = {name: value.cuda() for name, value in slot.items()}
+    for receiver in ("mrc", "mmse"):
+        one, other = (sinr(**s, noise_w=1.0, receiver=receiver) for s in (slot, there))
+        torch.testing.assert_close(one, other.cpu(), rtol=1e-4, atol=1e-6)
+    radio, cell = RadioConfig(receive_antennas=2, slots=20), CellConfig()
+    found = []
+    for device in ("cpu", "cuda"):
+        walk = Cell(cell, radio, 2).trajectory([1], rounds=1, device=device)
+        found.append(Channel(radio, cell, 2, device).small_scale([1], [0], [0], walk))
+    torch.testing.assert_close(found[0].gain, found[1].gain.cpu(), atol=1e-2, rtol=1e-2)
+
+
 # --- bad input ------------------------------------------------------------------------------------
 
 

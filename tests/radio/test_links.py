@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedfade.allocation import BUILT_IN, load_policy, play_round
+from fedfade.allocation import BUILT_IN, genie_bound, load_policy, play_round
 from fedfade.config import RadioConfig, load_config
 from fedfade.errors import UserError
 from fedfade.radio import load_link, rate_bps
@@ -83,12 +83,38 @@ def test_max_sum_rate_matches_by_the_links_rates(make_round: Any) -> None:
     assert outcome.history.band[0, 0].tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("link", ["capped", "nr"])
+def test_the_genie_knows_the_ceiling(link: str, make_round: Any) -> None:
+    """No policy delivers more than it says, and it says no more than the ceiling lets through, up
+    to an upload that a bad fit of its prices may add."""
+    scenario, round_ = make_round(32.0, 3.0, overrides=(f"radio.link={link}",))
+    bound = genie_bound(scenario, round_)
+    slots = 9_932_960 / (5.5547 * scenario.bandwidth_hz * scenario.slot_s)
+    assert float(bound.max()) <= 1.03 * scenario.bands * scenario.slots / slots + 1
+    assert float(genie_bound(*make_round(32.0, 3.0)).min()) > float(bound.max()) + 2
+    for name in BUILT_IN:
+        delivered = play_round(load_policy(name), scenario, round_, torch.arange(3)).delivered
+        assert bool((delivered.sum(-1) <= bound).all()), name
+
+
 def test_the_page(my_link: Path, fedfade: Callable[..., Any]) -> None:
     words = ("--set", "radio.link=my_link:OneScheme", "--seeds", 1, "--rounds", 1, "--out", "run")
     answer = fedfade("compare", "small-cell", "--policies", "random,max-sum-rate", *words)
     assert answer.code == 0, answer.err
     link = load_link(load_config("paper", ["radio.link=my_link:OneScheme"]).radio)
     assert link.efficiency(torch.tensor([2.9, 3.1])).tolist() == [0.0, 2.0]
+
+
+def test_a_picture_of_a_link(my_link: Path, fedfade: Callable[..., Any]) -> None:
+    for words in ([], ["--set", "radio.link=my_link:OneScheme"]):
+        answer = fedfade("channel", "link", "--out", "link.png", *words)
+        assert answer.code == 0, answer.err
+        assert Path("link.png").stat().st_size > 10_000
+        row = next(line.split() for line in answer.out.splitlines() if line.split()[0] == "20")
+        assert row[1:3] == ["6.66", "4.76"]  # Shannon, capped
+        assert row[3] == ("2.00" if words else "4.76")
+    wrong = fedfade("channel", "link", "--out", "link.txt")
+    assert (wrong.code, wrong.err.count("\n")) == (2, 1)
 
 
 _SEND = "def send(self, state, ratio, known, chance):"
@@ -127,9 +153,11 @@ def test_link_adaptation_knows_what_was_some_slots_ago(make_round: Any) -> None:
         air = slot_air(scenario, round_, slot)
         seen = round_.fading[:, max(slot - 2, 0)]
         assert torch.equal(air.known.gain, round_.alpha[:, :, None] * seen)
-        for one, other in zip(slot_air(scenario, round_, torch.tensor([slot])), air, strict=True):
-            for part, same in zip(one, other, strict=True):
-                assert torch.equal(torch.as_tensor(part), torch.as_tensor(same))
+        same = slot_air(scenario, round_, torch.tensor([slot]))
+        pairs = zip(
+            (*air.now, *air.known, air.chance), (*same.now, *same.known, same.chance), strict=True
+        )
+        assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in pairs)
     one = slot_air(replace(scenario, link_delay_slots=0), round_, 3)
     assert one.known is one.now
 

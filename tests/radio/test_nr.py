@@ -174,24 +174,23 @@ def plain_harq(nr: NrConfig, ratio: list[float], chance: list[float]) -> list[fl
     """bit/s/Hz of every slot: one client, one block at a time, written as a story."""
     errors, from_db, _ = tables(nr, SLOT_SYMBOLS)
     schemes, offset = read_schemes(nr.table), 0.0
-    block: tuple[int, float, float, int] | None = None  # scheme, SINR, error so far, copies
+    block: tuple[int, float, float, int] | None = None  # scheme, SINR so far, luck, copies
     found, known = [], 1e-30
 
     def error(scheme: int, snr: float) -> float:
         place = round((10 * math.log10(max(snr, 1e-30)) - grid_db()[0]) / 0.02)
         return float(errors[scheme][min(max(place, 0), errors.shape[1] - 1)])
 
-    for snr, luck in zip(ratio, chance, strict=True):
+    for snr, drawn in zip(ratio, chance, strict=True):
         if snr > 0:
             wanted = 10 * math.log10(known) + offset
             picked = sum(wanted >= start for start in from_db)
-            scheme, heard, before, copies = block or (picked, 0.0, 1.0, 0)
+            scheme, heard, luck, copies = block or (picked, 0.0, drawn, 0)
             heard, copies = heard + snr, copies + 1
-            now = error(scheme, heard)
-            lost = luck * before < now
+            lost = luck < error(scheme, heard)
             found.append(0.0 if lost else schemes[scheme].efficiency)
             again = lost and copies <= nr.retransmissions
-            block = (scheme, heard, now, copies) if again else None
+            block = (scheme, heard, luck, copies) if again else None
             target = nr.target_error
             offset += nr.step_db * (target - error(picked, snr)) / (1 - target)
         else:

@@ -72,3 +72,12 @@ def test_a_level_does_not_depend_on_what_else_is_asked_for() -> None:
     assert not torch.equal(many[:, :, 0], many[:, :, 1])
     assert not torch.equal(other.levels_w([9], [2], [2], [1]), many[1:2, 2:, 1:])
     assert torch.equal(other.gains([5], [1]), other.gains([5, 8], [0, 1])[:1, 1:])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_cuda_draws_the_same_levels() -> None:
+    cell, given = CellConfig(interference_cells=6), ([1, 2], [1, 2], [0, 3], [0, 1])
+    here, there = (
+        OtherCells(cell, RADIO, 4, device).levels_w(*given) for device in ("cpu", "cuda")
+    )
+    torch.testing.assert_close(here, there.cpu(), rtol=1e-3, atol=1e-18)

@@ -14,6 +14,9 @@ of all that is received; these sum to at most M T/(M+T), and none is above P_n/(
 sub-band is M places instead of one. Noise with other cells in it is that of the slot: the genie
 knows it.
 
+A link that carries no more than Shannon's rate, and never more than m nats, makes it tighter: then
+x_n L_n is also at most x_n m / (1 - e^-m), because the rate is convex in x_n until it reaches m.
+
 The prices are fitted by subgradient steps; a bad fit makes the bound loose, never wrong.
 """
 
@@ -39,6 +42,8 @@ def genie_bound(scenario: Scenario, round_: Round) -> Tensor:
         snr = snr * (ready[:, None] <= slot)[..., None]
     total, places = snr.sum(-2, keepdim=True), scenario.antennas
     nats = torch.where(snr > 1e-6, (1.0 + 1.0 / snr.clamp(min=1e-6)) * torch.log1p(snr), 1.0)
+    most = scenario.link.efficiency(torch.full((1,), 1e30, device=snr.device)) * math.log(2.0)
+    nats = torch.minimum(nats, most / -torch.expm1(-most))
     share = total / (places + total)
     if places > 1:  # with one antenna no client's own limit is above it
         share = torch.maximum(share, snr / (1.0 + snr))

@@ -12,10 +12,12 @@ combining), so many times; then its bits wait for a block of their own.
     outer loop              the base station measures every slot it hears. So it knows how likely
                             its scheme was to fail, and moves by step (target - error)/(1 - target)
 
-The state of a client is the loop's offset, how likely it begins a block in its next slot, and the
-blocks it began in its last R slots, the last first: row and rate of the scheme, SINR and error so
-far, how likely it was begun. That is exact: a block that failed j times was begun j of the client's
-slots ago. Where acknowledgements are drawn, what is likely is 0 or 1.
+Where acknowledgements are drawn, a client's state is the loop's offset and the block that is to
+be sent again: tries left, row and rate of the scheme, SINR so far, and its luck, drawn when it was
+begun: it gets through once its error is no greater. Where they are expected, the state is the
+offset, how likely a block is begun in the next slot, and the blocks begun in the last R slots, the
+last first: row and rate, SINR and error so far, how likely it was begun. That is exact: a block
+that failed j times was begun j of the client's slots ago.
 """
 
 import math
@@ -214,10 +216,6 @@ class Nr:
         nr = radio.nr
         share = 1.0 - radio.link_overhead
         found = tables(nr, max(1.0, share * radio.bandwidth_hz * radio.slot_s))
-        self.draws = nr.feedback == "sampled"
-        self._kept = 5 * nr.retransmissions
-        self.initial = torch.zeros(2 + self._kept)
-        self.initial[1] = 1.0  # a block is begun
 
         def tensor(values: object) -> Tensor:
             return torch.tensor(values, dtype=torch.float32, device=device)
@@ -228,41 +226,73 @@ class Nr:
         self._least, self._most = 10.0 ** (LOWEST_DB / 10.0), 10.0 ** (HIGHEST_DB / 10.0)
         # Place of an SINR in a row of the table, the nearest: shift + scale ln SINR.
         self._scale, self._shift = 1.0 / (STEP_DB * _LN_PER_DB), 0.5 - LOWEST_DB / STEP_DB
-        # Of a block that is begun: place of 0 dB in the table, bit/s, SINR so far, error so far.
-        rate = [share * radio.bandwidth_hz * s.efficiency for s in read_schemes(nr.table)]
-        rows = [[scheme * size + self._shift, bps, 0.0, 1.0] for scheme, bps in enumerate(rate)]
-        self._fresh = tensor(rows)  # [scheme, 4]
         self._from = tensor(found.from_db * _LN_PER_DB)
         self._step = nr.step_db * _LN_PER_DB / (1.0 - nr.target_error)
         self._up = self._step * nr.target_error
         self._farthest = _OFFSET_DB * _LN_PER_DB
+        # Of a block that is begun: place of 0 dB in the table, bit/s, ...
+        rate = [share * radio.bandwidth_hz * s.efficiency for s in read_schemes(nr.table)]
+        rows = [[scheme * size + self._shift, bps] for scheme, bps in enumerate(rate)]
+        copies = nr.retransmissions
+        self.draws = nr.feedback == "sampled"
+        if self.draws:
+            self.send, self.initial = self._drawn, torch.zeros(6)
+            self._begun = tensor([[copies + 1.0, *row, 0.0] for row in rows])
+        else:
+            self.send, self.initial = self._expected, torch.zeros(2 + 5 * copies)
+            self.initial[1] = 1.0
+            self._begun = tensor([[*row, 0.0, 1.0] for row in rows])
 
     def efficiency(self, ratio: Tensor) -> Tensor:
         place = ratio.clamp(self._least, self._most).log() * self._scale + self._shift
         return self._goodput[place.long()]
 
-    def send(
+    def _picked(self, state: Tensor, known: Tensor) -> Tensor:
+        """A block of the scheme for the SINR that is known: [episode, client, 4]."""
+        wanted = known.log().add_(state.select(-1, 0)).contiguous()
+        return torch.embedding(self._begun, torch.bucketize(wanted, self._from, right=True))
+
+    def _error(self, row: Tensor, heard: Tensor) -> Tensor:
+        """Of blocks at SINRs: the shape of both."""
+        place = torch.add(row, heard.clamp(self._least, self._most).log_(), alpha=self._scale)
+        return self._errors.take(place.long())
+
+    def _moved(self, state: Tensor, error: Tensor) -> Tensor:
+        """The outer loop's offset after an error [episode, client, 1] of the scheme picked."""
+        offset = torch.add(state.narrow(-1, 0, 1), error, alpha=-self._step)
+        return offset.add_(self._up).clamp_(-self._farthest, self._farthest)
+
+    def _drawn(
         self, state: Tensor, ratio: Tensor, known: Tensor, chance: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Every block that is under way is heard once more, and a new one begun, as likely as each
-        is."""
-        now, kept = ratio.unsqueeze(-1), self._kept
-        wanted = known.log().add_(state.select(-1, 0)).contiguous()
-        new = torch.embedding(self._fresh, torch.bucketize(wanted, self._from, right=True))
-        flat = torch.cat([new, state.narrow(-1, 1, 1 + kept)], -1)  # the new block stands first
+        """The block that waits is sent again, or a new one."""
+        new = self._picked(state, known)
+        fresh = torch.cat([new, chance.unsqueeze(-1)], -1)
+        block = torch.where(state.narrow(-1, 1, 1) > 0, state.narrow(-1, 1, 5), fresh)
+        tries, row, rate, heard, luck = block.unbind(-1)
+        heard.add_(ratio)
+        rows, ratios = torch.stack([row, new.select(-1, 1)]), torch.stack([heard, ratio])
+        error, of_new = self._error(rows, ratios).unbind()
+        lost = error > luck
+        tries.sub_(1.0).mul_(lost)
+        after = torch.cat([self._moved(state, of_new.unsqueeze(-1)), block], -1)
+        through = torch.where(lost, 0.0, rate)
+        return torch.where(ratio.unsqueeze(-1) > 0, after, state), through
+
+    def _expected(
+        self, state: Tensor, ratio: Tensor, known: Tensor, chance: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Every block that is under way is sent again, and a new one, as likely as each is."""
+        now, kept = ratio.unsqueeze(-1), state.shape[-1] - 2
+        under_way = state.narrow(-1, 1, 1 + kept)
+        flat = torch.cat([self._picked(state, known), under_way], -1)  # the new block stands first
         row, rate, heard, before, begun = flat.view(*ratio.shape, -1, 5).unbind(-1)
         heard.add_(now)  # [episode, client, block]
-        place = torch.add(row, heard.clamp(self._least, self._most).log_(), alpha=self._scale)
-        error = self._errors.take(place.long())
-        if self.draws:
-            through = torch.where(chance.unsqueeze(-1) * before < error, 0.0, begun)
-            lost = begun.sub_(through)
-        else:
-            lost = begun * error
-            through = (begun * before).sub_(lost)
+        error = self._error(row, heard)
+        lost = begun * error
+        through = (begun * before).sub_(lost)
         before.copy_(error)
-        offset = torch.add(state.narrow(-1, 0, 1), error.narrow(-1, 0, 1), alpha=-self._step)
-        offset = offset.add_(self._up).clamp_(-self._farthest, self._farthest)
         begins = 1.0 - lost.narrow(-1, 0, kept // 5).sum(-1, keepdim=True)
+        offset = self._moved(state, error.narrow(-1, 0, 1))
         after = torch.cat([offset, begins, flat.narrow(-1, 0, kept)], -1)
         return torch.where(now > 0, after, state), through.mul_(rate).sum(-1)
