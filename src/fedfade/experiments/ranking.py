@@ -39,6 +39,8 @@ def _others(one: Shown, lines: Sequence[Summary]) -> str:
     """Who has the best of a number, if it is not the first of these."""
     sending = [line for line in lines if line.policy != PERFECT]
     first = max(sending, key=lambda line: (_worth(one, line), line is lines[0]))
+    if len(sending) > 1 and len({line.text(one.name) for line in sending}) == 1:
+        return f"the same for all {len(sending)}"
     if len(sending) < 2 or first is lines[0]:
         return f"the best of {len(sending)}" if len(sending) > 1 else ""
     return f"best: {first.policy} {first.text(one.name)}"

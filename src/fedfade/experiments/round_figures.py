@@ -59,20 +59,11 @@ def save_round(replay: ReplayedRound, path: Path) -> None:
         save_motion(replay, path)
     elif ending == ".html":
         title = f"{' beside '.join(replay.plays)}, {replay.name}"
-        part = round_part(replay, title, png_source(_small_png(round_figure(replay))))
+        round_figure(replay).savefig(file := io.BytesIO(), dpi=60, format="png")
+        part = round_part(replay, title, png_source(file.getvalue()))
         write_text(path, page_html("One round, slot by slot", [part]))
     else:
         save_figure(round_figure(replay), path)
-
-
-def _small_png(figure: Figure) -> bytes:
-    """A picture for those without JavaScript, of few dots and colours."""
-    from PIL import Image
-
-    file, small = io.BytesIO(), io.BytesIO()
-    figure.savefig(file, dpi=70, format="png")
-    Image.open(file).convert("RGB").quantize(64).save(small, "png", optimize=True)
-    return small.getvalue()
 
 
 def save_motion(replay: ReplayedRound, path: Path) -> None:
