@@ -76,7 +76,7 @@ def _idle_s() -> list[float]:
 
 def use_threads(wanted: int | None) -> None:
     """Compute on so many threads; if nobody says how many, here or by OMP_NUM_THREADS, on as many
-    as there are free cores. No number depends on it."""
+    as there are free cores; numbers are the same with one thread and two."""
     if wanted is not None or "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(wanted or free_cores())
 
