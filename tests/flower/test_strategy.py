@@ -237,7 +237,7 @@ def test_clients_decide_as_the_server_would(policy: str, config: Config, task) -
 ON_CLIENTS = ["wrap-around-schedule", "wrap-around-choice", "block-fading-schedule-feedback"]
 
 
-@pytest.mark.parametrize(("link", "payload"), [("shannon", 2e6), ("nr", 4e5)])
+@pytest.mark.parametrize(("link", "payload"), [("shannon", 2e6), ("nr", 5e5)])
 @pytest.mark.parametrize("name", ON_CLIENTS)
 def test_unequal_clients_decide_as_the_server_would(
     name: str, link: str, payload: float, make_round
