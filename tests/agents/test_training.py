@@ -222,13 +222,13 @@ def test_fading_drawn_ahead_is_used(
     rounds = Rounds(config, gradient_source(config), parallel, [0])
     rounds._at_once = 2
     drawn: list[tuple[int, int]] = []
-    gains = Channel.small_scale_gains
+    small_scale = Channel.small_scale
 
     def count(self: Channel, seeds: list[int], rounds: range, episodes: range, *rest: Any) -> Any:
         drawn.extend((round, episode) for round in rounds for episode in episodes)
-        return gains(self, seeds, rounds, episodes, *rest)
+        return small_scale(self, seeds, rounds, episodes, *rest)
 
-    monkeypatch.setattr(Channel, "small_scale_gains", count)
+    monkeypatch.setattr(Channel, "small_scale", count)
     for batch in range(batches):
         assert torch.equal(rounds.round(batch).fading, wanted[batch])
     assert sorted(drawn) == sorted(2 * [(r, e) for r in range(3) for e in range(20)])

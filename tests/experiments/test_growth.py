@@ -103,19 +103,19 @@ def test_who_is_told_how_long_a_run_is_begins_again(
 ) -> None:
     """Agents observe the round as t / T; without kept models everybody begins again."""
     monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text(
+    Path("long_runs.py").write_text(
         "from fedfade.allocation.baselines import RandomBand\nclass Mine(RandomBand): pass\n"
     )
     own = [*SETTINGS, "--episodes", 20, "--set", "qmix.hidden=[4]"]
     assert fedfade("train", "paper", *own, "--out", "agents").code == 0
-    who = ("random,qmix,mine:Mine", 2)
+    who = ("random,qmix,long_runs:Mine", 2)
     for rounds, out in ((2, "grown"), (2, "bare"), (4, "fresh"), (4, "grown"), (4, "bare")):
         if (out, rounds) == ("bare", 4):
             Path("bare/checkpoint.safetensors").unlink()
         answer = fedfade(*words(*who, rounds, "--checkpoint", "agents"), "--out", out)
         assert answer.code == 0, answer.err
         if rounds == 4 and out != "fresh":
-            assert "how long a run is may matter: qmix and mine:Mine" in answer.err
+            assert "how long a run is may matter: qmix and long_runs:Mine" in answer.err
         assert ("not kept its models" in answer.err) == ((out, rounds) == ("bare", 4))
     same(Path("grown"), Path("fresh"))
     same(Path("bare"), Path("fresh"))

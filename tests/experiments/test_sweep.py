@@ -75,12 +75,12 @@ def test_grid_times_seeds_in_one_table_and_again_for_nothing(fedfade, tmp_path: 
     assert all(line["status"] == "done" for line in table)
     # On the screen as compare shows it: the same headings, units and digits, a dash for nothing.
     shown = [line.split() for line in answer.out.splitlines()]
-    assert " ".join(shown[0]).endswith("acc. % uploads empty % wasted % Mbit/s fair")
+    assert " ".join(shown[0]).endswith("acc. % uploads empty % wasted % Mbit/s fair s J")
     for line in shown[1:3]:
         own = [one for one in table if one["policy"] == line[1]]
         accuracy = sum(float(one["accuracy"]) for one in own) / 2
         assert line[3] == f"{100 * accuracy:.1f}"
-    assert shown[2][-2:] == ["-", "1.00"]  # perfect sends nothing
+    assert shown[2][-4:] == ["-", "1.00", "-", "-"]  # perfect sends nothing
     # A point is the run `fedfade compare` makes of the same configuration.
     point = next(line["point"] for line in table if line["seed"] == "3")
     words = [w for o in TINY if "run.seeds" not in o for w in ("--set", o)]

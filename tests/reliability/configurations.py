@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fedfade.config import Config
-from fedfade.seams import CODECS, PARTS, SERVER_RULES
+from fedfade.seams import CODECS, LINKS, PARTS, SERVER_RULES
 
 Tree = dict[str, Any]
 
@@ -23,6 +23,8 @@ SMALL = {
     "learning.local_work": 2,
     "learning.batch_size": 20,
     "learning.shards_per_client": 3,
+    "radio.receive_antennas": 3,
+    "run.deadline_clients": 2,
     "qmix.hidden": 5,
     "qmix.mixing_width": 4,
     "qmix.hypernet_width": 4,
@@ -45,6 +47,10 @@ SMALL = {
 CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "radio.source": st.sampled_from(["clustered", "rayleigh"]),
     "radio.traces": st.none(),
+    "radio.link": st.sampled_from(list(LINKS.built_in)),
+    "radio.nr.table": st.sampled_from(["64qam", "256qam"]),
+    "radio.nr.curves": st.none(),
+    "cost.speeds": st.none(),
     "radio.power_levels_dbm": st.lists(
         st.sampled_from([60.0, 23.0, 0.0, -50.0, -99.9]), min_size=1, max_size=4
     ).map(lambda levels: [*levels, -100.0]),
