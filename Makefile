@@ -17,8 +17,8 @@ BIN := .venv/bin
 demo: .venv/installed
 	$(BIN)/fedfade compare quickstart --out runs/demo
 
-# One thread a process: two test processes share the cores.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+# One thread a process: two test processes share the cores. What the tests of a file share is made once.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: lint
 	$(PYTEST) -m "not slow"
