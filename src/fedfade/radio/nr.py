@@ -242,6 +242,7 @@ class Nr:
         else:
             self.send, self.initial = self._expected, torch.zeros(2 + 5 * copies)
             self.initial[1] = 1.0
+            self.initial[2::5] = self._shift  # a row of the table, though nothing is looked up
             self._begun = tensor([[*row, 0.0, 1.0] for row in rows])
 
     def efficiency(self, ratio: Tensor) -> Tensor:
