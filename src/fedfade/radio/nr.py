@@ -29,7 +29,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import ndtr
 from torch import Tensor
 
 from fedfade.config import NrConfig, RadioConfig
@@ -138,7 +137,7 @@ def block_error(scheme: Scheme, symbols: float, block_bits: float, gap_db: float
     mean, variance = information(scheme.bits_per_symbol)
     spare = length * (mean - scheme.efficiency) + 0.5 * math.log2(length)
     deviations = spare / np.sqrt(np.maximum(length * variance, 1e-12))
-    one = ndtr(-deviations)
+    one = 0.5 * torch.special.erfc(torch.from_numpy(deviations * math.sqrt(0.5))).numpy()
     lost = -np.expm1(blocks * np.log1p(-np.minimum(one, 1.0 - 1e-15)))
     worse = np.interp(grid_db() - gap_db, grid_db(), lost)
     worse[0] = 1.0  # where nothing is heard
