@@ -13,8 +13,8 @@ combining), so many times; then its bits wait for a block of their own.
                             its scheme was to fail, and moves by step (target - error)/(1 - target)
 
 Where acknowledgements are drawn, a client's state is the loop's offset and the block that is to
-be sent again: tries left, row and rate of the scheme, SINR so far, and its luck, drawn when it was
-begun: it gets through once its error is no greater. Where they are expected, the state is the
+be sent again: how often it was sent, row and rate of the scheme, SINR so far, and its luck, drawn
+when it was begun: it gets through once its error is no greater. Where they are expected, the state is the
 offset, how likely a block is begun in the next slot, and the blocks begun in the last R slots, the
 last first: row and rate, SINR and error so far, how likely it was begun. That is exact: a block
 that failed j times was begun j of the client's slots ago.
@@ -294,5 +294,6 @@ class Nr:
         through = (begun * before).sub_(lost)
         before.copy_(error)
         begins = 1.0 - lost[:copies].sum(0, keepdim=True)
-        after = torch.cat([self._moved(state[:1], error[:1]), begins, blocks[:copies].flatten(0, 1)])
+        kept = blocks[:copies].flatten(0, 1)
+        after = torch.cat([self._moved(state[:1], error[:1]), begins, kept])
         return torch.where(ratio > 0, after, state).movedim(0, -1), through.mul_(rate).sum(0)
