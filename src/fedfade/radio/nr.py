@@ -14,10 +14,10 @@ combining), so many times; then its bits wait for a block of their own.
 
 Where acknowledgements are drawn, a client's state is the loop's offset and the block that is to
 be sent again: how often it was sent, row and rate of the scheme, SINR so far, and its luck, drawn
-when it was begun: it gets through once its error is no greater. Where they are expected, the state is the
-offset, how likely a block is begun in the next slot, and the blocks begun in the last R slots, the
-last first: row and rate, SINR and error so far, how likely it was begun. That is exact: a block
-that failed j times was begun j of the client's slots ago.
+when it was begun: it gets through once its error is no greater. Where they are expected, the state
+is the offset, how likely a block is begun in the next slot, and the blocks begun in the last R
+slots, the last first: row and rate, SINR and error so far, how likely it was begun. That is exact:
+a block that failed j times was begun j of the client's slots ago.
 """
 
 import math
