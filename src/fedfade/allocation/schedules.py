@@ -5,7 +5,7 @@ clients are wasted. These policies order clients by the time they are expected t
 each sub-band to one client at a time, shortest first.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -116,6 +116,28 @@ class WrapAroundFeedback(WrapAroundChoice):
         mine = mine.gather(1, reserved.rank[..., None].expand(mine.shape))
         best = torch.where(mine, view.fading, -1.0).argmax(-1)
         return full_power(view, torch.where(mine.any(-1), best, -1))
+
+
+class WrapAroundPairs(WrapAroundSchedule):
+    """The wrap-around plan for twice the sub-bands, two of which are one: where there are several
+    antennas, the base station tells two clients apart. With one it is the plan itself."""
+
+    name = "wrap-around-pairs"
+
+    def begin(self, view: View) -> PlannedTurns:
+        return super().begin(_by_pairs(view))
+
+    def act(self, view: View, memory: PlannedTurns) -> Action:
+        action = super().act(_by_pairs(view), memory)
+        return action._replace(band=action.band % view.scenario.bands)
+
+
+def _by_pairs(view: View) -> View:
+    """With every sub-band twice: b and b + C are the same."""
+    if view.scenario.antennas == 1:
+        return view
+    twice = replace(view.scenario, bands=2 * view.scenario.bands)
+    return replace(view, scenario=twice, fading=view.fading.repeat(1, 1, 2))
 
 
 class WrapAroundAge(WrapAroundChoice):
