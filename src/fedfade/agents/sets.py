@@ -177,7 +177,7 @@ class MatchingNetworks(SetNetworks):
         fading = parts[7].unflatten(-1, (-1, bands))  # [run, row, rank, band]
         others = open_tokens(need, work, left, done, bands)
         said, _ = self._judge(others, bands)
-        weight = F.softplus(said - (-others[..., -1:]).relu())  # a row too long, and all are late
+        weight = F.softplus(said - (-others[..., -1:]).relu())  # too many, and all are late
         pair = torch.stack([fading, fading.exp(), need[..., None].expand_as(fading)], dim=-1)
         met = self.band_side(pair.flatten(1, 3)).relu()
         better = 1.0 + fading + _through(self.score, met).view_as(fading)
@@ -239,12 +239,15 @@ def client_tokens(need: Tensor, work: Tensor, bands: int) -> Tensor:
 @fused
 def open_tokens(need: Tensor, work: Tensor, left: Tensor, done: Tensor, bands: int) -> Tensor:
     """`client_tokens` of those who hear finishes: also the clock, who has finished, how many have
-    not up to each rank, their work as if all had sent in step with the clock, and how far that is
-    from a full round; below 0 there are too many, unless they are as few as there are sub-bands."""
+    not up to each rank, their work, and how far a full round is from it; below 0 there are too
+    many. Those who fitted from the start have sent in step with the clock, the others nothing."""
     sends = 1.0 - done
-    open_, work_left = sends.cumsum(-1) / bands, (need * sends).cumsum(-1) / bands
-    room = NEAR * (GAIN - work_left)
-    room = torch.where(open_ > 1.0, room, room.relu()).clamp(-NEAR, REACH)
+    rank = torch.arange(1.0, need.shape[-1] + 1.0, device=need.device)
+    fitted = (work.maximum(need) <= GAIN) | (rank <= bands)
+    open_, needs = sends.cumsum(-1) / bands, torch.where(fitted, need, need / left)
+    work_left = ((needs * sends).cumsum(-1) / bands).clamp(max=REACH)
+    room = NEAR * (GAIN - work_left.maximum(needs))
+    room = torch.where(fitted & (open_ <= 1.0), room.relu(), room).clamp(-NEAR, REACH)
     more = torch.stack([left.expand_as(done), done, open_, work_left, room], dim=-1)
     return torch.cat([client_tokens(need, work, bands), more], dim=-1)
 
