@@ -300,20 +300,22 @@ def free_tokens(parts: Sequence[Tensor], last: Tensor, stretch: Tensor) -> Tenso
     me, need, _, work, left, fading, done = parts[:7]
     bands, clock = fading.shape[-1], 1.0 - left
     served = last.flip(-1).cumsum(-1).flip(-1) > 0.5  # [run, row, rank]
-    open_ = served & (done == 0.0)
     start = stretch * (bands * work - need)
     end = start + (stretch * need).clamp(max=1.0)
-    here = (torch.arange(float(bands), device=need.device) + clock)[:, :, None]
-    turn = open_[..., None] & (here >= start[..., None]) & (here < end[..., None])
-    free = ~turn.any(-2)  # [run, row, band]
+    here = (torch.arange(bands, device=need.device) + clock)[:, :, None]
+    on_air = (here >= start[..., None]) & (here < end[..., None])
+    open_ = (served & (done == 0.0)).float()
+    turn = open_[..., None] * on_air  # [run, row, rank, band]
+    free = 1.0 - turn.amax(-2)  # [run, row, band]
     card = free.cumsum(-1) - 1.0  # number of a free sub-band
-    waits = open_ & ~turn.any(-1)  # [run, row, rank]
+    waits = open_ - turn.amax(-1)  # [run, row, rank]
     over = start.floor() + clock >= end  # a turn that goes on on the next sub-band ends the round
-    late, early = waits & over, waits & ~over
-    number = torch.where(late, late.cumsum(-1), early.cumsum(-1) + late.sum(-1, keepdim=True)) - 1.0
-    waiting, sends = waits.sum(-1, keepdim=True), turn.any(-1) | waits
-    behind = sends.flip(-1).cumsum(-1).flip(-1) - 1.0  # of those who send, how many come after
-    hands = sends.sum(-1, keepdim=True).clamp(min=1)
+    late, early = waits * over, waits * ~over
+    first = late.sum(-1, keepdim=True)
+    number = torch.where(over, late.cumsum(-1), first + early.cumsum(-1)) - 1.0
+    waiting = waits.sum(-1, keepdim=True)
+    behind = open_.flip(-1).cumsum(-1).flip(-1) - 1.0  # all who are open send: how many come after
+    hands = open_.sum(-1, keepdim=True).clamp(min=1.0)
 
     def mine(by_rank: Tensor) -> Tensor:
         return (me * by_rank).sum(-1, keepdim=True)
@@ -321,9 +323,9 @@ def free_tokens(parts: Sequence[Tensor], last: Tensor, stretch: Tensor) -> Tenso
     asks = [(card - mine(number)).abs() + REACH * (1.0 - mine(who)) for who in (late, early)]
     spare = ((card - waiting).remainder(hands) - mine(behind)).abs()
     spare = torch.where(card >= waiting, spare, REACH)
-    far = [torch.where(free, x.clamp(max=REACH), REACH) for x in (*asks, spare)]
+    far = [torch.where(free > 0.0, x.clamp(max=REACH), REACH) for x in (*asks, spare)]
     own = (me[..., None] * turn).sum(-2)
-    return torch.stack([own, free.float(), *far], dim=-1)
+    return torch.stack([own, free, *far], dim=-1)
 
 
 @torch.no_grad()
