@@ -309,7 +309,8 @@ def free_tokens(parts: Sequence[Tensor], last: Tensor, stretch: Tensor) -> Tenso
     free = 1.0 - turn.amax(-2)  # [run, row, band]
     card = free.cumsum(-1) - 1.0  # number of a free sub-band
     waits = open_ - turn.amax(-1)  # [run, row, rank]
-    over = start.floor() + clock >= end  # a turn that goes on on the next sub-band ends the round
+    # A turn that is cut goes on at the end of the round. 1e-4 makes up for sums in float32.
+    over = (start + 1e-4).floor() + clock >= end
     late, early = waits * over, waits * ~over
     first = late.sum(-1, keepdim=True)
     number = torch.where(over, late.cumsum(-1), first + early.cumsum(-1)) - 1.0
@@ -340,10 +341,11 @@ def clearing_prices(worth: Tensor) -> Tensor:
     for cooler in COOLING:
         heat = (cooler * most).clamp(min=1.0)
         wish, cheaper = ((worth - price) / heat).clamp(-60.0, 60.0).exp(), torch.ones_like(price)
+        free = (price / heat).clamp(max=60.0).exp()  # no sub-band is cheaper than that
         for _ in range(BIDS):
             share = 1.0 / (1.0 + (wish * cheaper).sum(-1, keepdim=True))
-            cheaper = 1.0 / (wish * share).sum(-2, keepdim=True).clamp(min=1e-30)
-        price = (price - heat * cheaper.log()).clamp(min=0.0)
+            cheaper = free.minimum(1.0 / (wish * share).sum(-2, keepdim=True).clamp(min=1e-30))
+        price = price - heat * cheaper.log()
     return price
 
 
