@@ -49,8 +49,9 @@ def compare(
         local     random, max-individual-rate, block-fading-schedule,
                   wrap-around-schedule, wrap-around-choice, progressive-schedule,
                   trained: mappo-hold, qmix, qmix-hold, qmix-plus, size-free
-        feedback  block-fading-schedule-feedback, wrap-around-age,
-                  deadline-feedback
+        feedback  block-fading-schedule-feedback, wrap-around-feedback,
+                  wrap-around-age, deadline-feedback
+        csi       csi-matching
         central   max-sum-rate, shortest-remaining-first, deadline-matching,
                   wrap-around-innovation, progressive-matching
         bounds    perfect, genie
