@@ -237,62 +237,69 @@ class Nr:
         self.draws = nr.feedback == "sampled"
         if self.draws:
             self.send, self.initial = self._drawn, torch.zeros(6)
-            self._begun = tensor([[copies + 1.0, *row, 0.0] for row in rows])
+            self._rows, self._rates = tensor(rows).T.contiguous()
+            self._copies = copies
         else:
             self.send, self.initial = self._expected, torch.zeros(2 + 5 * copies)
             self.initial[1] = 1.0
+            self.initial[2::5] = self._shift  # a row of the table, though nothing is looked up
             self._begun = tensor([[*row, 0.0, 1.0] for row in rows])
 
     def efficiency(self, ratio: Tensor) -> Tensor:
         place = ratio.clamp(self._least, self._most).log() * self._scale + self._shift
         return self._goodput[place.long()]
 
-    def _picked(self, state: Tensor, known: Tensor) -> Tensor:
-        """A block of the scheme for the SINR that is known: [episode, client, 4]."""
-        wanted = known.log().add_(state.select(-1, 0)).contiguous()
-        return torch.embedding(self._begun, torch.bucketize(wanted, self._from, right=True))
+    def _picked(self, offset: Tensor, known: Tensor) -> Tensor:
+        """A block of the scheme for the SINR that is known: [4, episode, client]."""
+        wanted = known.log().add_(offset)
+        scheme = torch.bucketize(wanted, self._from, right=True)
+        return torch.embedding(self._begun, scheme).movedim(-1, 0)
 
     def _error(self, row: Tensor, heard: Tensor) -> Tensor:
         """Of blocks at SINRs: the shape of both."""
         place = torch.add(row, heard.clamp(self._least, self._most).log_(), alpha=self._scale)
         return self._errors.take(place.long())
 
-    def _moved(self, state: Tensor, error: Tensor) -> Tensor:
-        """The outer loop's offset after an error [episode, client, 1] of the scheme picked."""
-        offset = torch.add(state.narrow(-1, 0, 1), error, alpha=-self._step)
-        return offset.add_(self._up).clamp_(-self._farthest, self._farthest)
+    def _move(self, offset: Tensor, error: Tensor) -> None:
+        """The outer loop, in place, after such errors of the schemes picked."""
+        offset.add_(error, alpha=-self._step).add_(self._up)
+        offset.clamp_(-self._farthest, self._farthest)
 
     def _drawn(
         self, state: Tensor, ratio: Tensor, known: Tensor, chance: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The block that waits is sent again, or a new one."""
-        new = self._picked(state, known)
-        fresh = torch.cat([new, chance.unsqueeze(-1)], -1)
-        block = torch.where(state.narrow(-1, 1, 1) > 0, state.narrow(-1, 1, 5), fresh)
-        tries, row, rate, heard, luck = block.unbind(-1)
-        heard.add_(ratio)
-        rows, ratios = torch.stack([row, new.select(-1, 1)]), torch.stack([heard, ratio])
-        error, of_new = self._error(rows, ratios).unbind()
-        lost = error > luck
-        tries.sub_(1.0).mul_(lost)
-        after = torch.cat([self._moved(state, of_new.unsqueeze(-1)), block], -1)
-        through = torch.where(lost, 0.0, rate)
-        return torch.where(ratio.unsqueeze(-1) > 0, after, state), through
+        offset, sent, row, rate, heard, luck = state.unbind(-1)
+        waits, sends = sent > 0, ratio > 0
+        scheme = torch.bucketize(known.log().add_(offset), self._from, right=True)
+        new_row = self._rows.take(scheme)
+        row = torch.where(waits, row, new_row)
+        rate = torch.where(waits, rate, self._rates.take(scheme))
+        luck = torch.where(waits, luck, chance)
+        heard = heard + ratio
+        moved = offset.clone()
+        self._move(moved, self._error(new_row, ratio))
+        offset = torch.where(sends, moved, offset)
+        lost = self._error(row, heard) > luck
+        sent = sent + sends
+        again = lost & (sent <= self._copies)
+        after = torch.stack([offset, sent * again, row, rate, heard * again, luck])
+        return after.movedim(0, -1), rate.masked_fill(lost, 0.0)
 
     def _expected(
         self, state: Tensor, ratio: Tensor, known: Tensor, chance: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Every block that is under way is sent again, and a new one, as likely as each is."""
-        now, kept = ratio.unsqueeze(-1), state.shape[-1] - 2
-        under_way = state.narrow(-1, 1, 1 + kept)
-        flat = torch.cat([self._picked(state, known), under_way], -1)  # the new block stands first
-        row, rate, heard, before, begun = flat.view(*ratio.shape, -1, 5).unbind(-1)
-        heard.add_(now)  # [episode, client, block]
+        state = state.movedim(-1, 0)  # as it lies in memory
+        # The new block stands first; the oldest leaves.
+        every = torch.cat([state[:2], self._picked(state[0], known), state[1:]])
+        after, kept = every[: len(state)], len(state) // 5
+        row, rate, heard, before, begun = every[2:].unflatten(0, (-1, 5)).unbind(1)
+        heard.add_(ratio)  # [block, episode, client]
         error = self._error(row, heard)
         lost = begun * error
         through = (begun * before).sub_(lost)
         before.copy_(error)
-        begins = 1.0 - lost.narrow(-1, 0, kept // 5).sum(-1, keepdim=True)
-        offset = self._moved(state, error.narrow(-1, 0, 1))
-        after = torch.cat([offset, begins, flat.narrow(-1, 0, kept)], -1)
-        return torch.where(now > 0, after, state), through.mul_(rate).sum(-1)
+        self._move(after[0], error[0])
+        after[1].copy_(1.0 - lost[:kept].sum(0))
+        return torch.where(ratio > 0, after, state).movedim(0, -1), through.mul_(rate).sum(0)
