@@ -34,7 +34,7 @@ CLIENT_TOKEN, BAND_TOKEN, PLACE = 6, 12, 7  # numbers in a token; in where an ag
 FREE_TOKEN, OPEN_TOKEN = 5, 5  # more of a sub-band, and of a client, for those who hear finishes
 SHARP, OVER = 8.0, 3.0  # of the odds of a rank to be the last: what is learned; a row too long
 STRETCH = -1.0  # training begins with turns at most 1 + softplus of this as long as expected
-WORTH = 30.0  # scale of what a sub-band is worth to a client, when training begins
+WORTH = 200.0  # the most that a client's need counts in what a sub-band is worth to it
 GAIN = 1.2  # what a slot is worth where sub-bands are matched, by what is expected of one alone
 COLD = 5.0  # trained agents are so much surer of their worths than they are taught to be
 COOLING, BIDS = tuple(0.6**n for n in range(12)), 3  # temperatures, and moves of prices at each
@@ -177,12 +177,13 @@ class MatchingNetworks(SetNetworks):
         fading = parts[7].unflatten(-1, (-1, bands))  # [run, row, rank, band]
         others = open_tokens(need, work, left, done, bands)
         said, _ = self._judge(others, bands)
-        weight = F.softplus(said - (-others[..., -1:]).relu())  # too many, and all are late
+        # Bounded, as prices go along with what all find worth more. Too many, and all are late.
+        weight = torch.sigmoid(said - (-others[..., -1:]).relu())
         pair = torch.stack([fading, fading.exp(), need[..., None].expand_as(fading)], dim=-1)
         met = self.band_side(pair.flatten(1, 3)).relu()
-        better = 1.0 + fading + _through(self.score, met).view_as(fading)
+        better = 1.0 + fading + _through(self.score, met).view_as(fading).tanh()
         worth = WORTH * weight * F.softplus(better)
-        worth = torch.where(done[..., None] > 0, -WORTH, worth if self.training else COLD * worth)
+        worth = torch.where(done[..., None] > 0, -1.0, worth if self.training else COLD * worth)
         beyond = worth - clearing_prices(worth.detach())
         mine = (me[..., None] * beyond).sum(-2)
         return F.pad(mine, (0, 1))

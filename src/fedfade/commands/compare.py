@@ -50,7 +50,8 @@ def compare(
                   wrap-around-schedule, wrap-around-choice, progressive-schedule,
                   trained: mappo-hold, qmix, qmix-hold, qmix-plus, size-free
         feedback  block-fading-schedule-feedback, wrap-around-feedback,
-                  wrap-around-age, deadline-feedback
+                  wrap-around-age, deadline-feedback,
+                  trained: size-free-feedback
         csi       csi-matching
         central   max-sum-rate, shortest-remaining-first, deadline-matching,
                   wrap-around-innovation, progressive-matching
