@@ -173,7 +173,9 @@ def test_what_is_free_is_that_of_plain_loops() -> None:
         done = torch.rand(clients, generator=generator) < 0.3
         serves = int((stretch * work < 1.0).sum())  # the first so many
         last = torch.eye(clients)[serves - 1]
-        start = [stretch * bands * (float(work[n]) - float(need[n]) / bands) for n in range(clients)]
+        start = [
+            stretch * bands * (float(work[n]) - float(need[n]) / bands) for n in range(clients)
+        ]
         end = [start[n] + min(1.0, stretch * float(need[n])) for n in range(clients)]
         now = 1.0 - float(left)
         open_ = [n for n in range(serves) if not done[n]]
@@ -205,8 +207,8 @@ def test_what_is_free_is_that_of_plain_loops() -> None:
 
 @pytest.mark.parametrize(("clients", "bands"), [(10, 4), (3, 5), (16, 3)])
 def test_prices_clear(clients: int, bands: int) -> None:
-    """Where there are enough clients, each sub-band is wanted by one in all. Who wants which most is
-    the matching that SciPy finds but for near ties."""
+    """Where there are enough clients, each sub-band is wanted by one in all. Who wants which
+    most is the matching that SciPy finds but for near ties."""
     worth = 300.0 * torch.rand(1, 400, clients, bands, generator=torch.Generator().manual_seed(1))
     beyond = worth - clearing_prices(worth)
     odds = torch.nn.functional.pad(beyond, (0, 1)).softmax(-1)[..., :-1].sum(-2)

@@ -169,7 +169,7 @@ BAD = [
         ["--policies", "qmix-plus", "--set", "learning.payload_bits=auto"],
         "policy 'qmix-plus' does not fit: ",
     ),
-    (["--policies", "qmix-plus"], "what does: size-free, size-free-feedback, wrap-around-choice, or"),
+    (["--policies", "qmix-plus"], "what does: size-free, size-free-feedback, wrap-around-"),
     (["--policies", ""], "allocation.policies"),
     (["--set", "learning.clients=0"], "learning.clients = 0"),
     (["--rounds", "0"], "run.rounds = 0"),

@@ -266,9 +266,7 @@ def lay_row(work: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @fused
-def band_tokens(
-    parts: Sequence[Tensor], last: Tensor, stretch: Tensor
-) -> tuple[Tensor, Tensor]:
+def band_tokens(parts: Sequence[Tensor], last: Tensor, stretch: Tensor) -> tuple[Tensor, Tensor]:
     """Where an agent stands [run, row, PLACE] and tokens of the sub-bands [run, row, band,
     BAND_TOKEN]. The slots of one sub-band are 1."""
     me, need, before, work, left, fading = parts[:6]

@@ -97,7 +97,7 @@ class DeadlineMatching(BuiltInPolicy):
 
 
 class CsiMatching(BuiltInPolicy):
-    """Clients matched to sub-bands by everybody's fading, with nobody's progress but finishes known.
+    """Clients matched by everybody's fading, with nobody's progress but finishes known.
 
     Those who fit into the round at its start are thought to send in step with the clock, the others
     to have sent nothing. The longest are hurried at first, and less and less.
