@@ -50,8 +50,10 @@ def compare(
                   wrap-around-schedule, wrap-around-choice, wrap-around-pairs,
                   progressive-schedule,
                   trained: mappo-hold, qmix, qmix-hold, qmix-plus, size-free
-        feedback  block-fading-schedule-feedback, wrap-around-age,
-                  deadline-feedback
+        feedback  block-fading-schedule-feedback, wrap-around-feedback,
+                  wrap-around-age, deadline-feedback,
+                  trained: size-free-feedback
+        csi       csi-matching
         central   max-sum-rate, shortest-remaining-first, deadline-matching,
                   wrap-around-innovation, progressive-matching
         bounds    perfect, genie
