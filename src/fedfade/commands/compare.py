@@ -18,6 +18,7 @@ _CHECKPOINT = "folder of fedfade train; adds its agents as qmix (repeatable)"
 _OUT = "run folder; continued if it has begun, and grown if policies, seeds or rounds are new"
 _OWN = "runs/compare-PRESET, and what was changed in it"
 _POLICY = "policy to show, one of the run's; a second goes beside it"
+_SEED = "seed of the run; its first if not given"
 _ROUND = "page to watch it on, .html; picture, .png .pdf or .svg; in motion, .gif"
 _FOLDERS = "folders of fedfade compare, train or sweep, or agents that come with the package"
 _ITS_OWN = "report.html, in the run folder if there is one"
@@ -27,9 +28,7 @@ _OVERWRITE = "start anew if the folder holds a run"
 def compare(
     preset: options.PresetArgument,
     policies: Annotated[str | None, typer.Option(help=_POLICIES, show_default=_FITTING)] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="first seed", show_default=options.PRESETS)
-    ] = None,
+    seed: Annotated[int | None, options.field(help="first seed")] = None,
     seeds: options.SeedsOption = None,
     rounds: options.RoundsOption = None,
     out: Annotated[Path | None, typer.Option(help=_OUT, show_default=_OWN)] = None,
@@ -154,9 +153,7 @@ def _print_summary(summary: Sequence[Sequence[str]], *sentences: str) -> None:
 def replay(
     folder: Annotated[Path, typer.Argument(help="run folder of fedfade compare")],
     policy: Annotated[list[str], typer.Option(help=_POLICY)],
-    seed: Annotated[
-        int | None, typer.Option(help="seed of the run; its first if not given")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(help=_SEED)] = None,
     round_number: Annotated[int, typer.Option("--round", help="round, counted from 0")] = 0,
     out: Annotated[Path, typer.Option(help=_ROUND)] = Path("round.png"),
     threads: options.ThreadsOption = None,

@@ -18,7 +18,9 @@ from fedfade.wording import counted
 
 _CLASSES_SHOWN = 12
 _POLICY = "policy that decides who delivers, instead of --delivered; fedfade compare -h lists them"
+_CHECKPOINT = "folder of fedfade train, for --policy qmix"
 _DRAWS = "mini-batches per client behind each estimate"
+_ALPHA = "Dirichlet concentration (repeatable)"
 _DATA_DIR = "folder data sets are kept in; FEDFADE_DATA if not given"
 
 
@@ -35,9 +37,7 @@ def learn(
     rounds: options.RoundsOption = None,
     seeds: options.SeedsOption = None,
     delivered: options.DeliveredOption = None,
-    evaluate_every: Annotated[
-        int | None, typer.Option(help="rounds between evaluations", show_default=options.PRESETS)
-    ] = None,
+    evaluate_every: Annotated[int | None, options.field(help="rounds between evaluations")] = None,
     data_dir: options.DataDirOption = None,
     device: options.DeviceOption = None,
     precision: options.PrecisionOption = None,
@@ -104,9 +104,7 @@ def bound(
     rounds: options.RoundsOption = None,
     delivered: options.DeliveredOption = None,
     policy: Annotated[str | None, typer.Option(help=_POLICY)] = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="folder of fedfade train, for --policy qmix")
-    ] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help=_CHECKPOINT)] = None,
     draws: Annotated[int, typer.Option(min=2, help=_DRAWS)] = 8,
     data_dir: options.DataDirOption = None,
     device: options.DeviceOption = None,
@@ -176,17 +174,10 @@ def _print_bound(rows: Sequence[dict[str, Any]]) -> None:
 
 def partition(
     preset: Annotated[str, typer.Option(help="preset the other fields come from")] = "paper",
-    data: Annotated[
-        str | None, typer.Option(help="digits, cifar10 or a path", show_default=options.PRESETS)
-    ] = None,
+    data: Annotated[str | None, options.field(help="digits, cifar10 or a path")] = None,
     data_dir: options.DataDirOption = None,
-    alpha: Annotated[
-        list[float] | None,
-        typer.Option(help="Dirichlet concentration (repeatable)", show_default=options.PRESETS),
-    ] = None,
-    clients: Annotated[
-        int | None, typer.Option(help="clients", show_default=options.PRESETS)
-    ] = None,
+    alpha: Annotated[list[float] | None, options.field(help=_ALPHA)] = None,
+    clients: Annotated[int | None, options.field(help="clients")] = None,
     seed: Annotated[int, typer.Option(help="seed of the partition")] = 0,
     figure: Annotated[Path | None, typer.Option(help="stacked bars, .png .pdf or .svg")] = None,
     json: options.JsonOption = False,

@@ -16,9 +16,7 @@ def verify(
     folder: Annotated[Path, typer.Argument(help="folder of fedfade compare or fedfade train")],
     rounds: Annotated[int, typer.Option(min=1, help=_ROUNDS)] = 3,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
-    threads: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="CPU threads", show_default="the run's")
-    ] = None,
+    threads: Annotated[int | None, options.threads_option(show_default="the run's")] = None,
     data_dir: options.DataDirOption = None,
 ) -> None:
     """Run the first rounds again from the stored configuration; exit code 1 if a number differs."""
