@@ -7,15 +7,7 @@ import numpy as np
 
 from fedfade.allocation import GENIE, PERFECT
 from fedfade.config import Config
-from fedfade.experiments.metrics import (
-    CURVES,
-    Row,
-    series,
-    served,
-    shown,
-    spent,
-    summarise,
-)
+from fedfade.experiments.metrics import CURVES, Row, series, served, shown, spent, summarise
 from fedfade.radio import Cell
 
 _POINTS = 400

@@ -67,10 +67,7 @@ def _strip(one: Shown, lines: Sequence[Summary]) -> list[dict[str, Any]]:
 
 
 def ranking(
-    rows: Sequence[Row],
-    order: Sequence[Place],
-    scopes: Mapping[str, str],
-    about: Mapping[str, str],
+    rows: Sequence[Row], order: Sequence[Place], scopes: Mapping[str, str], about: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """A line per policy, best first; those that noise does not tell from the best are marked."""
     columns = [column.name for column in shown(rows)]

@@ -277,12 +277,7 @@ def _training(folder: Path) -> list[PagePart]:
         "accuracy": "test accuracy",
     }
     y = [
-        {
-            "name": name,
-            "label": label,
-            "digits": 3,
-            "values": [means[:, :, column].tolist()],
-        }
+        {"name": name, "label": label, "digits": 3, "values": [means[:, :, column].tolist()]}
         for name, label in labels.items()
         if not np.isnan(means[:, :, column := agents.Report._fields.index(name)]).all()
     ]

@@ -99,11 +99,7 @@ class Bill:
     """Makes out what rounds of one configuration cost, on the CPU in float64."""
 
     def __init__(
-        self,
-        config: Config,
-        seeds: Sequence[int],
-        model_values: int,
-        samples: int | None = None,
+        self, config: Config, seeds: Sequence[int], model_values: int, samples: int | None = None
     ) -> None:
         """`model_values` in the model, for `payload_bits: auto`; `samples` in the training set,
         counted where they matter if not given."""

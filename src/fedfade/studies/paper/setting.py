@@ -75,10 +75,7 @@ _SMALL = """
 _SMALL_GRID = Grid(
     regime_rounds=5, epoch_rounds=2, bound_rounds=5, reading_seeds=4, reading_rounds=2
 )
-SCALES = {
-    "paper": PaperScale([], Grid()),
-    "small": PaperScale(_SMALL.split(), _SMALL_GRID),
-}
+SCALES = {"paper": PaperScale([], Grid()), "small": PaperScale(_SMALL.split(), _SMALL_GRID)}
 
 
 class PaperCell(NamedTuple):
