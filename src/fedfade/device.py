@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import torch
 
@@ -82,14 +83,18 @@ def use_threads(wanted: int | None) -> None:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """For tensors so small that sharing them costs 10x, and sums that must not depend on it."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def on_threads(count: int) -> Iterator[None]:
+    """Compute on so many threads, and then on as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
+
+
+one_thread = partial(on_threads, 1)
+"""For tensors so small that sharing them costs 10x, and sums that must not depend on it."""
 
 
 @contextmanager

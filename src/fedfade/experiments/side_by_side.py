@@ -220,12 +220,19 @@ def compare_many(
     with ExitStack() as stack:
         for place in places:
             stack.enter_context(place.open())
-        finished = sum(place.config.run.rounds for place in places if place.finished)
-        for batch in batches([place for place in places if not place.finished], device):
-            say(batch.plan)
-            batch.run(lambda done, doing, before=finished: tell(before + done, doing))  # type: ignore[misc]
-            finished += sum(one.at.rounds for one in batch.comparisons)
+        run_missing(places, device, tell, say)
         return [stored_rows(place) for place in places]
+
+
+def run_missing(
+    folders: Sequence[RunFolder], device: torch.device, tell: Tell, say: Callable[[str], None]
+) -> None:
+    """Run what is not finished in open folders; `tell` counts the rounds of all of them."""
+    done = sum(folder.config.run.rounds for folder in folders if folder.finished)
+    for batch in batches([folder for folder in folders if not folder.finished], device):
+        say(batch.plan)
+        batch.run(lambda rounds, doing, before=done: tell(before + rounds, doing))  # type: ignore[misc]
+        done += sum(one.at.rounds for one in batch.comparisons)
 
 
 def batches(folders: Sequence[RunFolder], device: torch.device) -> Iterator[SideBySide]:
