@@ -27,7 +27,6 @@ from fedfade.studies.frames import matching, read_frame, write_frame
 from fedfade.studies.paper import (
     ALL,
     SCALES,
-    amounts,
     charts,
     claims,
     questions,
@@ -147,7 +146,10 @@ def test_one_bar_for_all_parts(tmp_path: Path) -> None:
     told: list[float] = []
     counting = work.Work(lambda share, doing: told.append(share))
     one = checked_setting(tmp_path, base, "small", work=counting)
-    alone, after = amounts.amounts(one, ["accuracy"]), amounts.amounts(one, ["reward", "accuracy"])
+    alone, after = (
+        reproduction.amounts(one, ["accuracy"]),
+        reproduction.amounts(one, ["reward", "accuracy"]),
+    )
     assert sum(alone.values()) == sum(after.values())
     assert after["accuracy"] < alone["accuracy"]
     reproduce(one, ["partition", "reward"])

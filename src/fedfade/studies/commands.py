@@ -135,9 +135,8 @@ def ladder(
     changes = options.with_fields(overrides, {"learning.data_dir": data_dir, "run.device": device})
     asked = rungs.make_ladder(preset, scale, seeds, rounds, checkpoint or (), changes)
     counts: dict[str, object] = {"seeds": seeds, "rounds": rounds, "checkpoint": checkpoint}
-    counts |= {"scale": None if scale == "full" else scale}
-    name = f"ladder-{Path(preset).stem}"
-    folder = out or default_folder(name, options.given_fields(overrides, counts))
+    given = options.given_fields(overrides, counts | {"scale": None if scale == "full" else scale})
+    folder = out or default_folder(f"ladder-{Path(preset).stem}", given)
     if overwrite:
         begin_anew(folder, "ladder.json", ["runs", "accuracy", "*.csv", "*.png", "ladder.md"])
     with options.stopping_cleanly(f"the same command continues in {folder}"), folder_lock(folder):
@@ -188,7 +187,7 @@ def levers(
     from fedfade.experiments.run_folder import default_folder, provenance
     from fedfade.storage import begin_anew, folder_lock, write_json
     from fedfade.studies.frames import write_frame
-    from fedfade.studies.levers import load_picture, page, plan, runs
+    from fedfade.studies.levers import page, plan, runs
 
     options.use_threads(threads)
     fields = {"learning.data_dir": data_dir, "run.seeds": seeds, "run.rounds": rounds}
@@ -206,7 +205,6 @@ def levers(
             rows = runs.played(asked, planned, tell)
         table, curve = runs.ends(asked, rows), runs.curves(rows)
         claims, lines = runs.judged(asked, table), runs.summary(asked, table, curve)
-        load_picture.write_load_picture(asked, folder, lines)
         for name, frame in (("seeds", table), ("curves", curve), ("claims", claims)):
             write_frame(folder / f"{name}.csv", frame)
         write_frame(folder / "levers.csv", lines)

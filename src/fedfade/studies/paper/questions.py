@@ -25,7 +25,6 @@ from fedfade.learning.plots import class_distribution
 from fedfade.studies.frames import curve_table, final_table, kept, markdown, matching
 from fedfade.studies.noise import Difference, paired
 from fedfade.studies.paper import charts, trial
-from fedfade.studies.paper.amounts import epoch_rounds
 from fedfade.studies.paper.runs import agent_runs, agents_mark, all_runs, compared, trained
 from fedfade.studies.paper.setting import (
     BASELINES,
@@ -143,7 +142,7 @@ def _compared_in(
     runs = []
     for cell in cells:
         runs += all_runs(setting, part, cell._asdict(), {**cell.fields, **fields}, BASELINES)
-    rows = compared(setting, runs, part, unit=epoch_rounds(setting) if part == "epochs" else 1.0)
+    rows = compared(setting, runs, part, unit=setting.epoch if part == "epochs" else 1.0)
     rows = rows.iloc[rows["policy"].map(setting.policies.index).argsort(kind="stable")]
     by, centre = ["alpha", "clusters"], matching(rows, **setting.centre._asdict())
     return {

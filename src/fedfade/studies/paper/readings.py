@@ -9,7 +9,7 @@ be done in portions (`--only`); tables hold what has been done so far.
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -133,7 +133,7 @@ def _train(setting: Setting, readings: Sequence[Reading]) -> None:
         later = sum(map(len, programs[number + 1 :])) / len(program)
         trained = counted(len(program), "training")
         what = f"readings: program {number + 1} of {len(programs)}, {trained}"
-        tell = on_report(setting, what, total, TimeLeft(total, later))
+        tell = on_report(setting, what, total, _time_left(total, later))
         left = {folders[n]: configs[n] for n in program}
         while left:
             try:
@@ -157,24 +157,21 @@ def _waiting(configs: Sequence[Config], folders: Sequence[Path]) -> list[int]:
     return [number for number in untrained(configs, folders) if not _diverged(folders[number])]
 
 
-class TimeLeft:
+def _time_left(total: int, later: float) -> Callable[[int], str]:
     """How long trainings may still take by their pace so far; `later` times as many trainings come
     after these, as if they took as long side by side as one after the other."""
+    start: tuple[int, float] | None = None  # a training may go on from anywhere
 
-    def __init__(self, total: int, later: float) -> None:
-        self._total, self._later = total, later
-        self._start: tuple[int, float] | None = None
-
-    def __call__(self, episodes: int) -> str:
+    def say(episodes: int) -> str:
+        nonlocal start
         now = time.monotonic()
-        if self._start is None:  # a training may go on from anywhere
-            self._start = episodes, now
-        first, begin = self._start
+        first, begin = start = start or (episodes, now)
         if episodes == first:
             return ""
-        pace = (now - begin) / (episodes - first)
-        left = pace * (self._total - episodes + self._later * self._total)
+        left = (now - begin) / (episodes - first) * (total - episodes + later * total)
         return f", about {left / 60:.0f} minutes left"
+
+    return say
 
 
 def _file(setting: Setting, reading: Reading, folders: Sequence[Path]) -> Path:

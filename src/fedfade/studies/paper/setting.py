@@ -18,6 +18,7 @@ from fedfade.allocation import PERFECT
 from fedfade.config import Config
 from fedfade.errors import UserError, not_allowed
 from fedfade.experiments.run_folder import digest
+from fedfade.learning import load_data
 from fedfade.studies.frames import read_frame
 from fedfade.studies.paper.work import Work
 from fedfade.uplink.rounds import cycle_seed, layout_seeds
@@ -156,6 +157,14 @@ class Setting:
     def table(self, name: str) -> DataFrame:
         """A table that was computed, by PART/NAME."""
         return read_frame(self.out / f"{name}.csv")
+
+    @property
+    def epoch(self) -> float:
+        """Work of a round in epochs, in rounds as the base configuration has them."""
+        learning = self.base.learning
+        if learning.local_unit == "epoch":
+            return 1.0
+        return len(load_data(learning).train_labels) / learning.clients / learning.batch_size
 
     @property
     def policies(self) -> list[str]:
