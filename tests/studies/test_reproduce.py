@@ -35,7 +35,6 @@ from fedfade.studies.paper import (
     reproduction,
     runs,
     setting,
-    work,
 )
 from fedfade.studies.paper.setting import Grid, checked_setting, seeds_used
 from tests.conftest import TINY
@@ -144,7 +143,7 @@ def test_one_bar_for_all_parts(tmp_path: Path) -> None:
     """Shares of the whole never fall and end at 1; parts that others begin with count once."""
     base = load_config("paper", [*SCALES["small"].overrides, *MICRO])
     told: list[float] = []
-    counting = work.Work(lambda share, doing: told.append(share))
+    counting = setting.Work(lambda share, doing: told.append(share))
     one = checked_setting(tmp_path, base, "small", work=counting)
     alone, after = (
         reproduction.amounts(one, ["accuracy"]),

@@ -108,7 +108,7 @@ def link(
     """Picture and table of what a link carries, beside Shannon's and the capped one."""
     import torch
 
-    from fedfade.uplink.link_figure import link_figure, link_rates, scenarios
+    from fedfade.uplink.figures import link_figure, link_rates, scenarios
 
     options.check_output("--out", out, *options.PICTURES)
     config = load_config(preset, overrides or [])

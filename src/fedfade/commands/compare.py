@@ -1,4 +1,5 @@
-"""`fedfade compare`: which policy gives the best model? `replay`, `report`: to look at it again."""
+"""`fedfade compare`: which policy gives the best model? `replay`, `report`: to look at it again.
+`verify`: does it still come out the same?"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ _ROUND = "page to watch it on, .html; picture, .png .pdf or .svg; in motion, .gi
 _FOLDERS = "folders of fedfade compare, train or sweep, or agents that come with the package"
 _ITS_OWN = "report.html, in the run folder if there is one"
 _OVERWRITE = "start anew if the folder holds a run"
+_AGAIN = "rounds to run again; for a training: batches of episodes"
+_SHOWN = 5  # differences
 
 
 def compare(
@@ -179,3 +182,33 @@ def report(
 
     options.check_output("--out", out, ".html")
     options.echo(f"report: {write_joint_report(folders, out)}")
+
+
+def verify(
+    folder: Annotated[Path, typer.Argument(help="folder of fedfade compare or fedfade train")],
+    rounds: Annotated[int, typer.Option(min=1, help=_AGAIN)] = 3,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    threads: Annotated[int | None, options.threads_option(show_default="the run's")] = None,
+    data_dir: options.DataDirOption = None,
+) -> None:
+    """Run the first rounds again from the stored configuration; exit code 1 if a number differs."""
+    from fedfade.device import pick_device
+    from fedfade.experiments import verification
+
+    if device not in ("auto", "cpu", "cuda"):
+        raise not_allowed("--device", device, "auto, cpu or cuda")
+    total = min(rounds, verification.stored_steps(folder))
+    if threads is None:
+        options.use_threads(None)  # where the folder does not say
+    with options.running("steps", total, "nothing was changed") as tell:
+        found = verification.verify(folder, total, pick_device(device), tell, data_dir, threads)
+    for note in found.notes:
+        options.say(f"note: {note}")
+    scope = f"{found.again} of {found.stored} {found.what} run again, {found.numbers} numbers"
+    if not found.differences:
+        options.echo(f"same: {scope}, all equal to the last bit.")
+        return
+    options.echo(f"different: {scope}, {len(found.differences)} differ.")
+    for line in found.differences[:_SHOWN]:
+        options.echo(f"  {line}")
+    raise typer.Exit(1)

@@ -28,6 +28,7 @@ from fedfade.studies.paper import charts, trial
 from fedfade.studies.paper.runs import agent_runs, agents_mark, all_runs, compared, trained
 from fedfade.studies.paper.setting import (
     BASELINES,
+    BOUND_ROUND,
     QMIX,
     QMIX_PLUS,
     Hide,
@@ -35,7 +36,6 @@ from fedfade.studies.paper.setting import (
     Setting,
     spread_out,
 )
-from fedfade.studies.paper.work import BOUND_ROUND
 from fedfade.uplink.gradients import SyntheticGradients
 from fedfade.wording import counted
 

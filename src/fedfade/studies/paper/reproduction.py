@@ -30,8 +30,14 @@ from fedfade.studies.frames import matching, means, read_frame, write_frame
 from fedfade.studies.paper import claims, readings, regimes
 from fedfade.studies.paper import questions as q
 from fedfade.studies.paper.charts import Drawn
-from fedfade.studies.paper.setting import Setting, check_unseen, checked_setting
-from fedfade.studies.paper.work import BOUND_ROUND, EPISODE, PLAYED_ROUND
+from fedfade.studies.paper.setting import (
+    BOUND_ROUND,
+    EPISODE,
+    PLAYED_ROUND,
+    Setting,
+    check_unseen,
+    checked_setting,
+)
 from fedfade.wording import counted
 
 
