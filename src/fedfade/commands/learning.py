@@ -64,20 +64,7 @@ def learn(
         )
     seconds = time.perf_counter() - begin
     if out is not None:
-        lines = ["round,seed,accuracy,loss"]
-        for point in points:
-            rows = zip(numbers, point.accuracy, point.loss, strict=True)
-            lines += [f"{point.rounds - 1},{s},{right:.6f},{loss:.6f}" for s, right, loss in rows]
-        write_text(out / "curve.csv", "\n".join(lines) + "\n")
-        try:
-            from fedfade.learning.plots import learning_curves
-
-            title = f"{config.learning.data}, FedAvg, {Path(preset).stem}"
-            accuracies = [point.accuracy for point in points]
-            figure = learning_curves([point.rounds for point in points], accuracies, title)
-            save_figure(figure, out / "accuracy.png")
-        except ImportError:  # a machine that only trains need not have Matplotlib
-            options.say("Matplotlib is not installed: no picture.")
+        _write_curve(out, numbers, points, f"{config.learning.data}, FedAvg, {Path(preset).stem}")
     final = points[-1].accuracy
     mean = sum(final) / len(final)
     each = ", ".join(f"{100 * value:.1f}" for value in final)
@@ -97,6 +84,23 @@ def learn(
             "precision": run.precision,
         }
         options.echo(json_format.dumps(summary))
+
+
+def _write_curve(out: Path, seeds: Sequence[int], points: Sequence[Any], title: str) -> None:
+    """`curve.csv` and `accuracy.png` of a `learning_curve`."""
+    lines = ["round,seed,accuracy,loss"]
+    for point in points:
+        rows = zip(seeds, point.accuracy, point.loss, strict=True)
+        lines += [f"{point.rounds - 1},{s},{right:.6f},{loss:.6f}" for s, right, loss in rows]
+    write_text(out / "curve.csv", "\n".join(lines) + "\n")
+    try:
+        from fedfade.learning.plots import learning_curves
+
+        accuracies = [point.accuracy for point in points]
+        figure = learning_curves([point.rounds for point in points], accuracies, title)
+        save_figure(figure, out / "accuracy.png")
+    except ImportError:  # a machine that only trains need not have Matplotlib
+        options.say("Matplotlib is not installed: no picture.")
 
 
 def bound(

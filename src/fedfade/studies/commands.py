@@ -2,6 +2,7 @@
 a bit of channel knowledge worth? `fedfade levers`: allocation, compression or aggregation?"""
 
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,6 +33,13 @@ def _folder(name: str) -> Any:
     return typer.Option(help="folder", show_default=f"runs/{name}, and what was asked for besides")
 
 
+def _own_folder(name: str, overrides: _Names, fields: Mapping[str, object]) -> Path:
+    from fedfade.experiments.run_folder import default_folder
+
+    kept = {field: value for field, value in fields.items() if field not in _PLACES}
+    return default_folder(name, options.given_fields(overrides, kept))
+
+
 def reproduce(
     part: Annotated[str, typer.Argument(help="what to make; all in order if not given")] = "all",
     scale: Annotated[str, typer.Option(help="paper, or small: minutes on two cores")] = "paper",
@@ -58,26 +66,13 @@ def reproduce(
     readings, which searches what the paper leaves open.
     """
     from fedfade.config import load_config
-    from fedfade.errors import UserError, not_allowed
-    from fedfade.experiments.run_folder import default_folder
     from fedfade.storage import begin_anew
     from fedfade.studies import paper
 
-    if part not in (*paper.PARTS, "all"):
-        raise not_allowed("part", part, f"one of {', '.join(paper.PARTS)} or all")
-    if scale not in paper.SCALES:
-        raise not_allowed("--scale", scale, f"one of {', '.join(paper.SCALES)}")
-    for option, given in (("--readings", readings), ("--only", only)):
-        if given and part != "readings":
-            raise UserError(f"{option} belongs to part readings: leave it out of part {part}.")
-    fields = {
-        "learning.data_dir": data_dir,
-        "run.seeds": seeds,
-        "run.rounds": rounds,
-        "qmix.episodes": episodes,
-        "run.device": device,
-        "run.precision": precision,
-    }
+    _check_asked(part, scale, {"--readings": readings, "--only": only})
+    fields: dict[str, object] = {"learning.data_dir": data_dir, "run.seeds": seeds}
+    fields |= {"run.rounds": rounds, "qmix.episodes": episodes}
+    fields |= {"run.device": device, "run.precision": precision}
     changes = [*paper.SCALES[scale].overrides, *options.with_fields(overrides, fields)]
     if part == "readings" and scale == "paper":
         changes = ["run.seeds=3", *changes]  # of many readings rather than of few
@@ -89,8 +84,7 @@ def reproduce(
 
     grid = {"epoch_rounds": epoch_rounds}
     cell = {"preset": None if preset == "paper" else preset, **fields, **grid}
-    kept = {field: value for field, value in cell.items() if field not in _PLACES}
-    folder = out or default_folder(f"reproduce-{scale}", options.given_fields(overrides, kept))
+    folder = out or _own_folder(f"reproduce-{scale}", overrides, cell)
     search = paper.Search(readings, tuple(only or ()), together)
     base = load_config(preset, changes)
     options.tell_idle(preset, load_config(preset, options.with_fields(overrides, fields)))
@@ -106,6 +100,19 @@ def reproduce(
         return
     options.echo(page)
     options.echo(f"claims: {folder / 'claims.md'}")
+
+
+def _check_asked(part: str, scale: str, for_readings: Mapping[str, object]) -> None:
+    from fedfade.errors import UserError, not_allowed
+    from fedfade.studies import paper
+
+    if part not in (*paper.PARTS, "all"):
+        raise not_allowed("part", part, f"one of {', '.join(paper.PARTS)} or all")
+    if scale not in paper.SCALES:
+        raise not_allowed("--scale", scale, f"one of {', '.join(paper.SCALES)}")
+    for option, given in for_readings.items():
+        if given and part != "readings":
+            raise UserError(f"{option} belongs to part readings: leave it out of part {part}.")
 
 
 def ladder(
@@ -126,7 +133,7 @@ def ladder(
     from pandas import DataFrame
 
     from fedfade.device import pick_device
-    from fedfade.experiments.run_folder import default_folder, provenance
+    from fedfade.experiments.run_folder import provenance
     from fedfade.storage import begin_anew, folder_lock, write_json
     from fedfade.studies.frames import write_frame
     from fedfade.studies.ladder import page, played, rungs
@@ -135,8 +142,8 @@ def ladder(
     changes = options.with_fields(overrides, {"learning.data_dir": data_dir, "run.device": device})
     asked = rungs.make_ladder(preset, scale, seeds, rounds, checkpoint or (), changes)
     counts: dict[str, object] = {"seeds": seeds, "rounds": rounds, "checkpoint": checkpoint}
-    given = options.given_fields(overrides, counts | {"scale": None if scale == "full" else scale})
-    folder = out or default_folder(f"ladder-{Path(preset).stem}", given)
+    counts |= {"scale": None if scale == "full" else scale}
+    folder = out or _own_folder(f"ladder-{Path(preset).stem}", overrides, counts)
     if overwrite:
         begin_anew(folder, "ladder.json", ["runs", "accuracy", "*.csv", "*.png", "ladder.md"])
     with options.stopping_cleanly(f"the same command continues in {folder}"), folder_lock(folder):
@@ -184,7 +191,7 @@ def levers(
     Parts are paper, heavy, payload, clients and order.
     """
     from fedfade.device import pick_device
-    from fedfade.experiments.run_folder import default_folder, provenance
+    from fedfade.experiments.run_folder import provenance
     from fedfade.storage import begin_anew, folder_lock, write_json
     from fedfade.studies.frames import write_frame
     from fedfade.studies.levers import page, plan, runs
@@ -193,8 +200,7 @@ def levers(
     fields = {"learning.data_dir": data_dir, "run.seeds": seeds, "run.rounds": rounds}
     fields |= {"run.device": device, "run.precision": precision}
     asked = plan.load_levers(scale, only or (), options.with_fields(overrides, fields), line or ())
-    kept = {field: value for field, value in fields.items() if field not in _PLACES}
-    folder = out or default_folder(f"levers-{scale}", options.given_fields(overrides, kept))
+    folder = out or _own_folder(f"levers-{scale}", overrides, fields)
     if overwrite:
         begin_anew(folder, "levers.json", ["runs", "*.csv", "*.png", "levers.md"])
     with options.stopping_cleanly(f"the same command continues in {folder}"), folder_lock(folder):
