@@ -60,10 +60,8 @@ def free_cores() -> int:
     if cores == 1 or not (before := _idle_s()):
         return cores
     time.sleep(_WATCHED_S)
-    idle = sum(
-        sorted((b - a for a, b in zip(before, _idle_s(), strict=False)), reverse=True)[:cores]
-    )
-    return max(1, min(cores, round(idle / _WATCHED_S)))
+    each = sorted((b - a for a, b in zip(before, _idle_s(), strict=False)), reverse=True)
+    return max(1, min(cores, round(sum(each[:cores]) / _WATCHED_S)))
 
 
 def _idle_s() -> list[float]:

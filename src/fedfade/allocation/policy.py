@@ -182,10 +182,8 @@ class ActionChecks:
                 kind = str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
                 raise UserError(f"{self._answered} a {field} of {kind}: it must be int64.")
             if value.shape != self._shape:
-                wanted = f"it must be [episode, client] = {list(self._shape)}"
-                raise UserError(
-                    f"{self._answered} a {field} of shape {list(value.shape)}: {wanted}."
-                )
+                found = f"{self._answered} a {field} of shape {list(value.shape)}"
+                raise UserError(f"{found}: it must be [episode, client] = {list(self._shape)}.")
         both = torch.stack(action)  # [(band, level), episode, client]
         self._extremes.append(torch.stack(both.flatten(1).aminmax(dim=1)))
         if both.device.type == "cpu":

@@ -59,9 +59,8 @@ def learn(
     numbers = list(range(run.seed, run.seed + run.seeds))
     begin = time.perf_counter()
     with options.running("rounds", run.rounds, "nothing was written") as tell:
-        points = learning_curve(
-            federation, numbers, run.rounds, run.evaluate_every, delivered, tell
-        )
+        asked = (run.rounds, run.evaluate_every, delivered)
+        points = learning_curve(federation, numbers, *asked, tell)
     seconds = time.perf_counter() - begin
     if out is not None:
         _write_curve(out, numbers, points, f"{config.learning.data}, FedAvg, {Path(preset).stem}")
@@ -147,10 +146,8 @@ def bound(
 
         who = "all of" if delivered is None else f"{delivered} random of"
         who = f"{policy} decides which of" if policy is not None else who
-        title = (
-            f"{config.learning.data}: {who} {counted(config.learning.clients, 'client')} deliver"
-        )
-        save_figure(bound_terms(found, title), figure)
+        who = f"{who} {counted(config.learning.clients, 'client')} deliver"
+        save_figure(bound_terms(found, f"{config.learning.data}: {who}"), figure)
     if json:
         options.echo(json_format.dumps({"rounds": rows}))
 

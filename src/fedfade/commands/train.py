@@ -150,6 +150,5 @@ def export(
     speed = decision_us(files[0])
     if speed is not None:
         options.echo(f"one decision under ONNX Runtime: {speed:.0f} microseconds")
-    options.echo(
-        f"{counted(len(files), 'client')}, {size // 1024} KiB each, and normalisation.json: {onnx}"
-    )
+    clients = f"{counted(len(files), 'client')}, {size // 1024} KiB each"
+    options.echo(f"{clients}, and normalisation.json: {onnx}")

@@ -220,7 +220,9 @@ def _hand_over(folder: RunFolder, block: RunFolder, say: Callable[[str], None]) 
     names, every = compared_names(block.config), block.config.run.evaluate_every
     rows = [row for row in stored_rows(folder) if row.policy in names]
     if done % every:  # the last round was tested for being the last
-        untested = dict.fromkeys(("accuracy", "loss", "accuracy_averaged"), math.nan)
+        untested: dict[str, Any] = dict.fromkeys(
+            ("accuracy", "loss", "accuracy_averaged"), math.nan
+        )
         rows = [row if row.round < done - 1 else row._replace(**untested) for row in rows]
     runs = [place for place, (_, name) in enumerate(runs_of(folder.config)) if name in names]
     own = {name: _of_runs(name, tensor, runs) for name, tensor in tensors.items()}
@@ -323,9 +325,11 @@ def _missing_bounds(
 def _in_order(rows: Iterable[Row], config: Config) -> list[Row]:
     """As a run writes them: round by round, the genie's bounds after the runs."""
     place = {run: number for number, run in enumerate(runs_of(config))}
-    return sorted(
-        rows, key=lambda row: (row.round, place.get((row.seed, row.policy), len(place) + row.seed))
-    )
+
+    def order(row: Row) -> tuple[int, int]:
+        return row.round, place.get((row.seed, row.policy), len(place) + row.seed)
+
+    return sorted(rows, key=order)
 
 
 def _settle(path: Path) -> None:

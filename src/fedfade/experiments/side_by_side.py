@@ -152,9 +152,8 @@ class SideBySide:
         """The next round of some comparisons, which have all played as many."""
         table, number = self.table(tuple(these)), these[0].at.rounds
         states = [one.at.state.tensors() for one in these]
-        before = ServerState.of(
-            {name: table.by_model(torch.cat([s[name] for s in states])) for name in states[0]}
-        )
+        both = {name: torch.cat([state[name] for state in states]) for name in states[0]}
+        before = ServerState.of(both).each(table.by_model)
         due = any(one.evaluates(number) for one in these)
         with matrix_products(these[0].config.run.precision):
             deliver = partial(self.deliver, table)
@@ -254,9 +253,8 @@ def batches(folders: Sequence[RunFolder], device: torch.device) -> Iterator[Side
     limit = spare_bytes(device, _MODEL_SHARE, _MODEL_BYTES)
     for members in alike.values():
         while members:
-            needs = accumulate(
-                _COPIES * one.update_bytes + _KEPT_COPIES * one.memory_bytes for one, _ in members
-            )
+            sizes = ((one.update_bytes, one.memory_bytes) for one, _ in members)
+            needs = accumulate(_COPIES * sent + _KEPT_COPIES * kept for sent, kept in sizes)
             count = max(1, sum(need <= limit for need in needs))
             yield SideBySide(*zip(*members[:count], strict=True))
             del members[:count]

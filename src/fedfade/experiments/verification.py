@@ -70,8 +70,9 @@ def verify(
     training = _is_training(folder)
     run_again = _verify_training if training else _verify_comparison
     wanted = threads or (None if training else open_finished(folder)[1].get("threads"))
-    known = isinstance(wanted, int) and 1 <= wanted <= 1024  # as many as the run had
-    with on_threads(wanted if known else torch.get_num_threads()):
+    if not isinstance(wanted, int) or not 1 <= wanted <= 1024:  # the folder does not say
+        wanted = torch.get_num_threads()
+    with on_threads(wanted):
         answer = run_again(folder, steps, device, tell, moved)
     tell(answer.again, "done")
     return answer
@@ -93,9 +94,8 @@ def _verify_comparison(
     if "left" not in record and answer.again < total:
         answer.notes.append("an older version made this run: rounds not run again are not checked")
     if record.get("grown") and device.type == "cuda":
-        answer.notes.append(
-            "runs were added to this run later: on a GPU their last bits may differ"
-        )
+        later = "runs were added to this run later"
+        answer.notes.append(f"{later}: on a GPU their last bits may differ")
     for name, then, now in changed_files(folder, record, *RESULTS):
         answer.compare(name, ["SHA-256"], [then], [now])
     comparison = Comparison(config, device)

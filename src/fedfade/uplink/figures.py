@@ -22,9 +22,8 @@ _COLOURS = ("#7f8c8d", "#2471a3", "#c0392b")
 def scenarios(config: Config) -> dict[str, Scenario]:
     """Shannon, capped, and the configuration's own link."""
     names = dict.fromkeys(["shannon", "capped", config.radio.link])
-    return {
-        name: scenario_from_config(changed(config, {"radio.link": name}), 1.0) for name in names
-    }
+    links = {name: changed(config, {"radio.link": name}) for name in names}
+    return {name: scenario_from_config(own, 1.0) for name, own in links.items()}
 
 
 def link_rates(scenario: Scenario, snr_db: Tensor) -> tuple[Tensor, Tensor]:

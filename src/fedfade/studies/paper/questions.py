@@ -67,14 +67,12 @@ def draw_partition(setting: Setting) -> charts.Drawn:
     title = f"{learning.data}, {counted(learning.clients, 'client')}, seed {seeds[0]:.0f}"
     shares = lines.div(lines.sum(axis=1), axis=0)
     spread = shares.std(axis=1, ddof=0).groupby("alpha", sort=False).mean()
-    text = (
-        f"Mean within-client standard deviation of class shares, {counted(len(seeds), 'seed')}:\n\n"
-    )
+    text = "Mean within-client standard deviation of class shares, "
+    text += f"{counted(len(seeds), 'seed')}:\n\n"
     text += markdown(["alpha", "deviation"], [[f"{a:g}", f"{s:.3f}"] for a, s in spread.items()])
     facts = {"share_std": {f"{alpha:g}": value for alpha, value in spread.items()}}
-    return charts.Drawn(
-        facts, text, {"partition": partial(class_distribution, counts, classes, title)}
-    )
+    picture = partial(class_distribution, counts, classes, title)
+    return charts.Drawn(facts, text, {"partition": picture})
 
 
 def _training_curve(setting: Setting, hide: Sequence[Hide] = ()) -> DataFrame:
@@ -157,18 +155,15 @@ def _inputs(setting: Setting, hide: Sequence[Hide] = ()) -> DataFrame:
     """Uploads at the centre of agents and of the local heuristics, without learning (gradients are
     invented), and with swapped observations."""
     folders, seeds = trained(setting, hide), setting.test_seeds
-    numbers = spread_out(
-        min(setting.grid.regime_rounds, setting.base.run.rounds), setting.base.run.rounds
-    )
+    rounds = setting.base.run.rounds
+    numbers = spread_out(min(setting.grid.regime_rounds, rounds), rounds)
     bits = payload_bits(setting.base.learning)
     config = changed(setting.base, {"allocation.hide": list(hide)})
 
     def play() -> DataFrame:
         device = pick_device(config.run.device)
-        source, agents = (
-            SyntheticGradients(config, device, bits),
-            dict(zip(setting.training_seeds, folders, strict=True)),
-        )
+        source = SyntheticGradients(config, device, bits)
+        agents = dict(zip(setting.training_seeds, folders, strict=True))
         return trial.tried(config, seeds, numbers, source, trial.LOCAL_HEURISTICS, agents, device)
 
     name = mark(decisive(config), seeds, numbers, [*map(agents_mark, folders)])
@@ -276,9 +271,9 @@ def compute_ablation(setting: Setting) -> dict[str, DataFrame]:
         # With nothing hidden these are the runs of the accuracy part, made there or here.
         part = "ablation" if hide else "accuracy"
         own = agent_runs(setting, part, centre._asdict(), centre.fields, hide)
-        runs += [
-            run._replace(labels={"hidden": name, "training": run.labels["training"]}) for run in own
-        ]
+        for run in own:
+            labels = {"hidden": name, "training": run.labels["training"]}
+            runs.append(run._replace(labels=labels))
     inputs = [_inputs(setting, hide).assign(hidden=name) for name, hide in variants.items()]
     rows = compared(setting, runs, "ablation")
     return {

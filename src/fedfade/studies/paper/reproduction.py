@@ -62,8 +62,8 @@ PARTS = {
 }
 ALL = tuple(name for name in PARTS if name != "readings")
 """What `all` stands for: the search is a work of its own."""
-_NEEDS = dict.fromkeys(("accuracy", "epochs", "ablation", "regimes"), ("reward",))
-_NEEDS |= {"bound": ("reward", "accuracy")}
+_NEEDS = {part: {"reward"} for part in ("accuracy", "epochs", "ablation", "regimes")}
+_NEEDS["bound"] = {"reward", "accuracy"}
 """Parts whose runs others begin with."""
 
 
@@ -183,9 +183,8 @@ def _with(blank: float | None, facts: Any) -> Any:
 def _claims_page(setting: Setting) -> str:
     """The claims judged by the JSON of every part that has been run in this folder."""
     paths = {name: setting.out / name / f"{name}.json" for name in PARTS}
-    found = {
-        name: _with(math.nan, read_json(path)) for name, path in paths.items() if path.is_file()
-    }
+    there = {name: read_json(path) for name, path in paths.items() if path.is_file()}
+    found = {name: _with(math.nan, facts) for name, facts in there.items()}
     try:
         head, small = marked(_head(found)), setting.rehearsal
         page = claims.page(claims.judge(found), head, rehearsal=small)
