@@ -160,6 +160,13 @@ def full_power(view: View, band: Tensor) -> Action:
     return Action(band.clamp(min=0), level)
 
 
+def own_best(view: View, mine: Tensor) -> Action:
+    """Full power on the best by own fading of one's sub-bands [episode, client, band]; silence
+    without any."""
+    best = torch.where(mine, view.fading, -1.0).argmax(-1)
+    return full_power(view, torch.where(mine.any(-1), best, -1))
+
+
 class ActionChecks:
     """Refuses what a user's policy must not answer: kind and shape at once, values on the CPU too.
 

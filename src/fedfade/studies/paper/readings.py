@@ -199,17 +199,14 @@ def draw(setting: Setting) -> charts.Drawn:
     uses = {name: use_of_inputs(own) for name, own in tables.items()}
     whole = {name: not own["diverged"].any() for name, own in tables.items()}
     learned = {name: whole[name] and found for name, found in who_learned(uses).items()}
-    agents_as_is = {"policy": QMIX, "swapped": AS_IS}
-    differences = {
-        field: {
-            policy: {
-                name: paired(own, agents_as_is, {"policy": policy}, field)
-                for name, own in tables.items()
-            }
-            for policy in CLAIMS
-        }
-        for field in ("uploads", "reward")
-    }
+
+    def above(policy: str, field: str) -> dict[str, Difference]:
+        """How far the agents are above a policy, by reading."""
+        both = {"policy": QMIX, "swapped": AS_IS}, {"policy": policy}
+        return {name: paired(own, *both, field) for name, own in tables.items()}
+
+    fields = ("uploads", "reward")
+    differences = {field: {policy: above(policy, field) for policy in CLAIMS} for field in fields}
     verdicts = {
         f"{says}, in {field}": judged(differences[field][policy], learned)
         for field in differences
