@@ -633,6 +633,11 @@ class RunConfig(_Branch):
         le=1000,
     )
     evaluate_every: Count = _is(1, "rounds between evaluations of the model")
+    train_absent: bool = _is(
+        True,
+        "compare: train clients whose upload fails too; false saves their time and changes no "
+        "model, but leaves gradient_bias and reward empty",
+    )
     checkpoint_s: Seconds = _is(20.0, "seconds between checkpoints")
     device: Literal["auto", "cpu", "cuda"] = _is("auto", "auto: CUDA when there is one")
     precision: Precision = _is(

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from functools import cache, partial
 from itertools import accumulate, groupby
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -81,6 +82,13 @@ class RunTable:
         if self._all_differ:
             return of_models
         return of_models[self._model if of_models.device.type == "cpu" else self._model_there]
+
+
+class _Ahead(NamedTuple):
+    """A round whose slots are played before anybody is trained."""
+
+    number: int
+    inner: Tensor  # [model, client, client] not known
 
 
 class SideBySide:
@@ -156,13 +164,18 @@ class SideBySide:
         before = ServerState.of(both).each(table.by_model)
         due = any(one.evaluates(number) for one in these)
         with matrix_products(these[0].config.run.precision):
+            unknown = ahead = None
             deliver = partial(self.deliver, table)
-            done = federated_round(table.models, before, number, deliver, due, tell)
+            if not these[0].config.run.train_absent:
+                clients = these[0].config.learning.clients
+                unknown = before.parameters.new_full((len(table), clients, clients), torch.nan)
+                ahead = deliver(_Ahead(number, unknown))
+            done = federated_round(table.models, before, number, deliver, due, tell, ahead)
             measured = {
-                "inner": done.sent.inner,
+                "inner": done.sent.inner if unknown is None else unknown,
                 "delivered": done.arrived,
                 "finite": done.received.finite,
-                "bias": done.bias,
+                "bias": done.bias if unknown is None else unknown[:, 0, 0],
                 "train_loss": done.sent.updates.loss.nanmean(-1),
                 "accuracy": done.accuracy,
                 "loss": done.loss,
@@ -174,7 +187,7 @@ class SideBySide:
             own = {name: table.own(one, value) for name, value in measured.items()}
             one.add(after.each(partial(table.own, one)), own.pop("inner"), own)
 
-    def deliver(self, table: RunTable, sent: Sent) -> Tensor:
+    def deliver(self, table: RunTable, sent: Sent | _Ahead) -> Tensor:
         """Play the slots of a round under every policy: who delivered, by model."""
         number, inner = sent.number, table.by_run(sent.inner)
         for members, group in self.groups:
@@ -249,6 +262,7 @@ def batches(folders: Sequence[RunFolder], device: torch.device) -> Iterator[Side
             federations[known] = dealt
         one = Comparison(folder.config, device, federations[known])
         key = learning.batch_key(one.federation, one.uplink.seeds)
+        key = (folder.config.run.train_absent, *key)
         alike.setdefault(key, []).append((one, folder))
     limit = spare_bytes(device, _MODEL_SHARE, _MODEL_BYTES)
     for members in alike.values():

@@ -227,9 +227,14 @@ class Models:
         return codec_keys(self.seeds, number, everybody, self.lead.device)
 
     def train(
-        self, state: ServerState, number: int, clients: Sequence[int] | None = None
+        self,
+        state: ServerState,
+        number: int,
+        clients: Sequence[int] | None = None,
+        who: Tensor | None = None,
     ) -> Updates:
-        """Every client's update in every run, or only some clients'."""
+        """Every client's update in every run, or only some clients', or 0 for all but `who`
+        [run, client]."""
         config = self.lead.config
         parts = [one.mini_batches(seeds, number) for one, seeds in self.tasks]
         drawn = torch.cat(parts) if len(parts) > 1 else parts[0]
@@ -240,7 +245,7 @@ class Models:
         correction = self.lead.rule.correction(state)
         if correction is not None:
             correction = correction[:, list(clients)]
-        given = (config.local_rate, config.proximal, self.seeds, number, clients, correction)
+        given = (config.local_rate, config.proximal, self.seeds, number, clients, correction, who)
         work = LocalWork(drawn, *given)
         trained = self.lead.engine.train(state, work)
         if self.lead.device.type == "cuda":  # drawn while the GPU trains: half its wait
