@@ -184,17 +184,13 @@ def draw_accuracy(setting: Setting, part: str = "accuracy") -> charts.Drawn:
 def _swap_text(variants: Mapping[str, Mapping[str, Any]]) -> str:
     """Whether agents use what they observe, a row for each variant of them."""
     parts = list(next(iter(variants.values()))["kept"])
-    rows = [
-        [hidden, *(f"{100 * found['kept'][part]:.0f}" for part in parts), _yes(found["learned"])]
-        for hidden, found in variants.items()
-    ]
+    rows = []
+    for hidden, found in variants.items():
+        kept_share = (f"{100 * found['kept'][part]:.0f}" for part in parts)
+        rows.append([hidden, *kept_share, "yes" if found["learned"] else "no"])
     heads = ["hidden", *parts, "learned"]
     title = "Uploads kept in % when agents see another episode's part of the observation"
     return f"{title}. {trial.LEARNED}\n\n{markdown(heads, rows)}"
-
-
-def _yes(answer: bool) -> str:
-    return "yes" if answer else "no"
 
 
 def facts_of(final: DataFrame) -> dict[str, Any]:
