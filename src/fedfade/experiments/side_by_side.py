@@ -251,6 +251,7 @@ def batches(folders: Sequence[RunFolder], device: torch.device) -> Iterator[Side
     """The comparisons of open folders: what can be trained in one batch, as memory allows."""
     datasets: dict[tuple[str, str | None], Dataset] = {}
     federations: dict[str, Federation] = {}
+    first: dict[tuple[object, ...], Federation] = {}  # whose engine, once compiled, serves others
     alike: dict[tuple[object, ...], list[tuple[Comparison, RunFolder]]] = {}
     for folder in folders:
         task, precision = folder.config.learning, folder.config.run.precision
@@ -258,8 +259,15 @@ def batches(folders: Sequence[RunFolder], device: torch.device) -> Iterator[Side
         if name not in datasets:
             datasets[name] = learning.load_data(task).to(device)
         if known not in federations:
-            dealt = Federation(task, datasets[name], device=device, precision=precision)
+            like = first.get(model := (task.model, name, precision))
+            dealt = Federation(
+                *(task, datasets[name]),
+                device=device,
+                precision=precision,
+                engine=like.engine if like else "auto",
+            )
             federations[known] = dealt
+            first.setdefault(model, dealt)
         one = Comparison(folder.config, device, federations[known])
         key = learning.batch_key(one.federation, one.uplink.seeds)
         key = (folder.config.run.train_absent, *key)

@@ -302,9 +302,8 @@ def equal_blocks(count: int, at_once: int) -> list[slice]:
     >>> equal_blocks(10, 4)
     [slice(0, 4, None), slice(4, 8, None), slice(6, 10, None)]
     """
-    blocks = -(-count // at_once)
-    size = -(-count // blocks)
-    firsts = [min(place * size, count - size) for place in range(blocks)]
+    size = min(count, at_once)
+    firsts = [min(first, count - size) for first in range(0, count, size)]
     return [slice(first, first + size) for first in firsts]
 
 

@@ -40,10 +40,11 @@ class Federation:
         device: torch.device | str = "cpu",
         precision: Precision = "fp32",
         threads: int | None = None,
-        engine: Literal["auto", "loop", "vmap"] = "auto",
+        engine: LocalEngine | Literal["auto", "loop", "vmap"] = "auto",
     ) -> None:
         """`partition`: one for all seeds, one by seed, or (None) what the config says; `engine`:
-        auto is the fastest on the device."""
+        auto is the fastest on the device, and one for the same model, data and precision will do
+        again."""
         self.config, self.precision = config, precision
         self.device = torch.device(device)
         self.dataset = dataset.to(self.device)
@@ -59,7 +60,9 @@ class Federation:
         self.parameter_layout = parameter_layout(model)
         self.buffer_layout = buffer_layout(model)
         self.engine: LocalEngine
-        if engine == "loop" or (engine == "auto" and self.device.type == "cpu"):
+        if not isinstance(engine, str):
+            self.engine = engine
+        elif engine == "loop" or (engine == "auto" and self.device.type == "cpu"):
             self.engine = ClientLoop(model, self.dataset, precision, threads)
         else:
             from fedfade.learning.batched import ClientBatch
