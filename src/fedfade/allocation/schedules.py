@@ -113,8 +113,7 @@ class WrapAroundFeedback(WrapAroundChoice):
         given = (card[:, None] == number[..., None]) & free[:, None] & waits[..., None]
         mine = plan.deal((mine | given)[:, :, None])[:, :, 0]
         mine = mine.gather(1, reserved.rank[..., None].expand(mine.shape))
-        best = torch.where(mine, view.fading, -1.0).argmax(-1)
-        return full_power(view, torch.where(mine.any(-1), best, -1))
+        return own_best(view, mine)
 
 
 class WrapAroundPairs(WrapAroundSchedule):
