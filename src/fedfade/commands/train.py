@@ -108,10 +108,8 @@ def _tell_ends(
         pictures.append((curves, out))
     try:
         with interrupts_held():  # a finished training has its picture
-            from fedfade.agents.curve import curve_figure
-
             for shown, folder in pictures:
-                save_figure(curve_figure(shown, clients, title), folder / "curve.png", dpi=120)
+                _draw(shown, folder / "curve.png", clients, title)
         options.echo(f"curve: {out / 'curve.png'}")
     except ImportError:
         options.say("no curve.png: Matplotlib is not installed.")
@@ -131,6 +129,12 @@ def _default_folder(preset: str, config: Config, seeds: int) -> Path:
 
     several = f"-{seeds}-seeds" if seeds > 1 else ""
     return Path("runs") / f"train-{folder_name(preset, config, config)}{several}"
+
+
+def _draw(curves: Sequence[Sequence[Any]], path: Path, clients: int, title: str) -> None:
+    from fedfade.agents.curve import curve_figure
+
+    save_figure(curve_figure(curves, clients, title), path, dpi=120)
 
 
 def export(
