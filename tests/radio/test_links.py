@@ -148,18 +148,18 @@ def test_a_link_that_does_it_wrong(
 
 def test_link_adaptation_knows_what_was_some_slots_ago(make_round: Any) -> None:
     """A round begins with a measurement; an int and a tensor for the slot are the same."""
-    scenario, round_ = make_round(overrides=("radio.link=nr", "radio.link_delay_slots=2"))
+    changes = ("radio.link=nr", "radio.link_delay_slots=2", "cell.interference_cells=1")
+    scenario, round_ = make_round(overrides=changes)
+    round_ = round_._replace(other_cells_w=round_.fading[:, :, 0] * scenario.noise_w)
     for slot in (0, 1, 2, 7):
-        air = slot_air(scenario, round_, slot)
-        seen = round_.fading[:, max(slot - 2, 0)]
-        assert torch.equal(air.known.gain, round_.alpha[:, :, None] * seen)
-        same = slot_air(scenario, round_, torch.tensor([slot]))
-        pairs = zip(
-            (*air.now, *air.known, air.chance), (*same.now, *same.known, same.chance), strict=True
-        )
-        assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in pairs)
-    one = slot_air(replace(scenario, link_delay_slots=0), round_, 3)
-    assert one.known is one.now
+        for place in (slot, torch.tensor([slot])):
+            (gain, noise_w, _), _, chance, _ = slot_air(scenario, round_, place)
+            for air, seen in enumerate((slot, max(slot - 2, 0))):
+                assert torch.equal(gain[air], round_.alpha[:, :, None] * round_.fading[:, seen])
+                assert torch.equal(noise_w[air], scenario.noise_w + round_.other_cells_w[:, seen])
+            assert torch.equal(chance, round_.chance[:, slot])
+    one = slot_air(replace(scenario, link_delay_slots=0), round_, 3).air
+    assert torch.equal(one.gain, round_.alpha[:, :, None] * round_.fading[:, 3])
 
 
 def test_interference_counts_in_both_sinrs(make_round: Any) -> None:

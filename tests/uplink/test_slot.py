@@ -100,8 +100,7 @@ def test_a_round_played_by_an_independent_implementation() -> None:
 def even_air(s: Scenario) -> SlotAir:
     """Everybody is heard at 20 dB on every sub-band."""
     gain = torch.full((1, s.clients, s.bands), 100 * s.noise_w / s.full_power_w)
-    now = Air(gain, s.noise_w, gain.new_empty(*gain.shape, 0, 2))
-    return SlotAir(now, now, gain.new_empty(1, 0), gain.new_empty(1, 0))
+    return SlotAir(Air(gain, s.noise_w, None), gain.new_empty(1, 0), gain.new_empty(1, 0))
 
 
 def test_the_finished_neither_send_nor_disturb() -> None:

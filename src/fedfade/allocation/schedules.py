@@ -5,7 +5,7 @@ clients are wasted. These policies order clients by the time they are expected t
 each sub-band to one client at a time, shortest first.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -83,6 +83,61 @@ class WrapAroundChoice(WrapAroundSchedule):
 
     name = "wrap-around-choice"
     choice = True
+
+
+class WrapAroundFeedback(WrapAroundChoice):
+    """The wrap-around plan whose turns end when their clients have finished, which all hear.
+
+    What is free then goes to those of the plan who have not finished and have no turn now: first
+    to those whose turn is over, then to those whose turn comes. What is left is a choice for all
+    who send.
+    """
+
+    name = "wrap-around-feedback"
+    scope = "feedback"
+
+    def act(self, view: View, memory: PlannedTurns) -> Action:
+        assert view.finished is not None
+        reserved, slot = memory.reserved, view.slot
+        order = reserved.rank.argsort(-1)  # clients in the order of service from here on
+        turns = reserved.turns.gather(1, order[..., None, None].expand(reserved.turns.shape))
+        can = (~view.finished & view.ready).gather(1, order)
+        mine = turns[:, :, slot] & can[..., None]  # [episode, place, band]
+        comes = turns[:, :, slot:].any(-1).any(-1)
+        planned = turns.any(-1).any(-1) | (reserved.slots < 1.0).gather(1, order)  # no whole slot
+        waits = planned & can & ~mine.any(-1)
+        late = waits & ~comes
+        number = torch.where(late, late.cumsum(-1), (waits & comes).cumsum(-1)) - 1
+        number = number + (waits & comes) * late.sum(-1, keepdim=True)
+        free = ~mine.any(1)  # [episode, band]
+        card = free.cumsum(-1) - 1
+        given = (card[:, None] == number[..., None]) & free[:, None] & waits[..., None]
+        mine = plan.deal((mine | given)[:, :, None])[:, :, 0]
+        mine = mine.gather(1, reserved.rank[..., None].expand(mine.shape))
+        best = torch.where(mine, view.fading, -1.0).argmax(-1)
+        return full_power(view, torch.where(mine.any(-1), best, -1))
+
+
+class WrapAroundPairs(WrapAroundSchedule):
+    """The wrap-around plan for twice the sub-bands, two of which are one: where there are several
+    antennas, the base station tells two clients apart. With one it is the plan itself."""
+
+    name = "wrap-around-pairs"
+
+    def begin(self, view: View) -> PlannedTurns:
+        return super().begin(_by_pairs(view))
+
+    def act(self, view: View, memory: PlannedTurns) -> Action:
+        action = super().act(_by_pairs(view), memory)
+        return action._replace(band=action.band % view.scenario.bands)
+
+
+def _by_pairs(view: View) -> View:
+    """With every sub-band twice: b and b + C are the same."""
+    if view.scenario.antennas == 1:
+        return view
+    twice = replace(view.scenario, bands=2 * view.scenario.bands)
+    return replace(view, scenario=twice, fading=view.fading.repeat(1, 1, 2))
 
 
 class WrapAroundAge(WrapAroundChoice):

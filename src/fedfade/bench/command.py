@@ -121,7 +121,7 @@ def round(
     device: Annotated[str, typer.Option(help="of the slot step: auto, cpu or cuda")] = "cpu",
 ) -> None:
     """Slots a second under each policy. One round of 10 clients x 250 slots for 20 episodes, and
-    the slot step under each link beside Shannon's."""
+    the slot step under each link beside Shannon's; on a GPU the slot step alone."""
     report("slot_speed.rounds", json, episodes=episodes, device=device)
 
 

@@ -47,7 +47,8 @@ def compare(
 
     \b
         local     random, max-individual-rate, block-fading-schedule,
-                  wrap-around-schedule, wrap-around-choice, progressive-schedule,
+                  wrap-around-schedule, wrap-around-choice, wrap-around-pairs,
+                  progressive-schedule,
                   trained: mappo-hold, qmix, qmix-hold, qmix-plus, size-free
         feedback  block-fading-schedule-feedback, wrap-around-age,
                   deadline-feedback

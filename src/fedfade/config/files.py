@@ -34,7 +34,7 @@ _ADDED = """
     qmix.network qmix.sizes learning.server_beta1 learning.server_beta2 learning.server_tau
     learning.average_models learning.codec_rank qmix.teacher qmix.lessons qmix.lesson_episodes
     qmix.play_hold_slots qmix.lesson_margin
-    cost run.deadline run.deadline_clients
+    cost run.deadline run.deadline_clients run.train_absent
     radio.receive_antennas radio.receiver cell.interference_cells cell.interference_activity
 """  # fields whose default is what was done before them
 _OTHERWISE = {"learning.previous_update": "last"}

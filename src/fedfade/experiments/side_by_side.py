@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from functools import cache, partial
 from itertools import accumulate, groupby
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -81,6 +82,13 @@ class RunTable:
         if self._all_differ:
             return of_models
         return of_models[self._model if of_models.device.type == "cpu" else self._model_there]
+
+
+class _Ahead(NamedTuple):
+    """A round whose slots are played before anybody is trained."""
+
+    number: int
+    inner: Tensor  # [model, client, client] not known
 
 
 class SideBySide:
@@ -157,13 +165,18 @@ class SideBySide:
         )
         due = any(one.evaluates(number) for one in these)
         with matrix_products(these[0].config.run.precision):
+            unknown = ahead = None
             deliver = partial(self.deliver, table)
-            done = federated_round(table.models, before, number, deliver, due, tell)
+            if not these[0].config.run.train_absent:
+                clients = these[0].config.learning.clients
+                unknown = before.parameters.new_full((len(table), clients, clients), torch.nan)
+                ahead = deliver(_Ahead(number, unknown))
+            done = federated_round(table.models, before, number, deliver, due, tell, ahead)
             measured = {
-                "inner": done.sent.inner,
+                "inner": done.sent.inner if unknown is None else unknown,
                 "delivered": done.arrived,
                 "finite": done.received.finite,
-                "bias": done.bias,
+                "bias": done.bias if unknown is None else unknown[:, 0, 0],
                 "train_loss": done.sent.updates.loss.nanmean(-1),
                 "accuracy": done.accuracy,
                 "loss": done.loss,
@@ -175,7 +188,7 @@ class SideBySide:
             own = {name: table.own(one, value) for name, value in measured.items()}
             one.add(after.each(partial(table.own, one)), own.pop("inner"), own)
 
-    def deliver(self, table: RunTable, sent: Sent) -> Tensor:
+    def deliver(self, table: RunTable, sent: Sent | _Ahead) -> Tensor:
         """Play the slots of a round under every policy: who delivered, by model."""
         number, inner = sent.number, table.by_run(sent.inner)
         for members, group in self.groups:
@@ -232,6 +245,7 @@ def batches(folders: Sequence[RunFolder], device: torch.device) -> Iterator[Side
     """The comparisons of open folders: what can be trained in one batch, as memory allows."""
     datasets: dict[tuple[str, str | None], Dataset] = {}
     federations: dict[str, Federation] = {}
+    first: dict[tuple[object, ...], Federation] = {}  # whose engine, once compiled, serves others
     alike: dict[tuple[object, ...], list[tuple[Comparison, RunFolder]]] = {}
     for folder in folders:
         task, precision = folder.config.learning, folder.config.run.precision
@@ -239,10 +253,18 @@ def batches(folders: Sequence[RunFolder], device: torch.device) -> Iterator[Side
         if name not in datasets:
             datasets[name] = learning.load_data(task).to(device)
         if known not in federations:
-            dealt = Federation(task, datasets[name], device=device, precision=precision)
+            like = first.get(model := (task.model, name, precision))
+            dealt = Federation(
+                *(task, datasets[name]),
+                device=device,
+                precision=precision,
+                engine=like.engine if like else "auto",
+            )
             federations[known] = dealt
+            first.setdefault(model, dealt)
         one = Comparison(folder.config, device, federations[known])
         key = learning.batch_key(one.federation, one.uplink.seeds)
+        key = (folder.config.run.train_absent, *key)
         alike.setdefault(key, []).append((one, folder))
     limit = spare_bytes(device, _MODEL_SHARE, _MODEL_BYTES)
     for members in alike.values():

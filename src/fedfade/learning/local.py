@@ -44,6 +44,7 @@ class LocalWork:
     round: int
     clients: Sequence[int] = ()  # their numbers, for a user's dropout; 0 ... N-1 if empty
     correction: Tensor | None = None  # [run, client, D] added to every gradient
+    who: Tensor | None = None  # [run, client] bool: who is trained, others' updates are 0; or all
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Trained:
 
     parameters: Tensor  # [run, client, D] g_n = w_t - w_n^(E) (paper: eq. 6)
     buffers: Tensor  # [run, client, B]
-    loss: Tensor  # [run, client] mean over the steps
+    loss: Tensor  # [run, client] mean over the steps; NaN for who is not trained
 
 
 class LocalEngine(Protocol):
@@ -196,11 +197,14 @@ class ClientLoop:
 
     def train(self, state: ServerState, work: LocalWork) -> Trained:
         runs, clients = work.samples.shape[:2]
-        parameters = state.parameters.new_empty(runs, clients, state.parameters.shape[1])
-        buffers = state.buffers.new_empty(runs, clients, state.buffers.shape[1])
-        loss = state.parameters.new_empty(runs, clients)
+        parameters = state.parameters.new_zeros(runs, clients, state.parameters.shape[1])
+        buffers = state.buffers.new_zeros(runs, clients, state.buffers.shape[1])
+        loss = state.parameters.new_full((runs, clients), torch.nan)
+        idle = None if work.who is None else (~work.who).tolist()
 
         def train_client(replica: ModelReplica, run: int, n: int) -> None:
+            if idle is not None and idle[run][n]:
+                return
             replica.load(state.parameters[run], state.buffers[run])
             start = list(replica.parameter_layout.views(state.parameters[run]).values())
             given, added = (work.samples[run, n], work.rate, work.proximal, start), None

@@ -71,7 +71,7 @@ def sinr(
         return _combined(heard / noise_w, together, unit, receiver)
     # The others are summed one by one: (everything on the band) - (own signal) would lose a
     # weak neighbour, and the noise, in the rounding of a strong own signal.
-    others = torch.where(together, heard.unsqueeze(-2), 0.0).sum(-1)
+    others = (together.to(heard.dtype) * heard.unsqueeze(-2)).sum(-1)
     return heard / (others + noise_w)
 
 

@@ -285,7 +285,9 @@ def start_round(
     if remaining_bits is None:
         remaining_bits = torch.zeros(shape, dtype=dtype, device=scenario.device)
         remaining_bits = remaining_bits + scenario.payload_bits
-    return Progress(remaining_bits.to(dtype), scenario.link.initial.repeat(*shape, 1))
+    # What belongs together lies together: [width, episode, client] in memory.
+    state = scenario.link.initial[:, None, None].repeat(1, *shape).movedim(0, -1)
+    return Progress(remaining_bits.to(dtype), state)
 
 
 def arrived(scenario: Scenario, progress: Progress) -> Tensor:
@@ -318,19 +320,23 @@ def mean_snr(scenario: Scenario, round_: Round) -> Tensor:
     return snr / db_to_linear(noise_rise_db(scenario, round_))[:, None]
 
 
-class Air(NamedTuple):
-    """What is between the clients and the base station at one time."""
+Slots = int | tuple[int, int] | Tensor
+"""A slot, an int or a tensor [1], or two, a pair or a tensor [2]."""
 
-    gain: Tensor  # [episode, client, band] H = alpha * h
-    noise_w: float | Tensor  # a number, or [episode, band] with what other cells send in it
-    direction: Tensor  # [episode, client, band, antenna, 2], of no antenna where there is one
+
+class Air(NamedTuple):
+    """What is between the clients and the base station: now, or, along an axis in front, now and
+    when the base station measured what link adaptation goes by."""
+
+    gain: Tensor  # [..., episode, client, band] H = alpha * h
+    noise_w: float | Tensor  # a number, or [..., episode, band] with what other cells send in it
+    direction: Tensor | None  # [..., episode, client, band, antenna, 2]; None with one antenna
 
 
 class SlotAir(NamedTuple):
     """All of a round that a slot is played in."""
 
-    now: Air
-    known: Air  # as it was when the base station measured it: what link adaptation goes by
+    air: Air
     ready: Tensor  # [episode, client] bool, who can send; the last axis empty where all can
     chance: Tensor  # [episode, client] uniform numbers; the last axis empty where none are needed
     quorum: int | Tensor | None = None  # uploads with which the round is over; None: those of all
@@ -340,16 +346,19 @@ def slot_air(scenario: Scenario, round_: Round, slot: int | Tensor) -> SlotAir:
     """The air of one slot, an int or a tensor [1]. A round begins with a measurement: in its first
     slots nothing older is known."""
     link, delay = scenario.link, scenario.link_delay_slots
-    now = known = _air(scenario, round_, slot)
+    slots: Slots = slot
     if link.adapts and delay:
-        earlier = max(slot - delay, 0) if isinstance(slot, int) else (slot - delay).clamp_(min=0)
-        known = _air(scenario, round_, earlier)
+        if isinstance(slot, int):
+            slots = slot, max(slot - delay, 0)
+        else:
+            slots = torch.cat([slot, slot - delay]).clamp_(min=0)
+    air = _air(scenario, round_, slots)
     chance = _of_slot(round_.chance, slot) if link.draws else round_.chance[:, :0, 0]
     (first, last), quorum = scenario.quorum, None
     if last < scenario.clients:
         fewer = (first - last) * slot // scenario.slots  # in whole numbers: the same everywhere
         quorum = first - fewer
-    return SlotAir(now, known, round_.ready_slot <= slot, chance, quorum)
+    return SlotAir(air, round_.ready_slot <= slot, chance, quorum)
 
 
 def is_over(progress: Progress, quorum: int | Tensor) -> Tensor:
@@ -357,32 +366,24 @@ def is_over(progress: Progress, quorum: int | Tensor) -> Tensor:
     return progress.finished.sum(-1) >= quorum
 
 
-def _of_slot(by_slot: Tensor, slot: int | Tensor) -> Tensor:
-    """[episode, slot, ...] -> [episode, ...]"""
-    return by_slot[:, slot] if isinstance(slot, int) else by_slot.index_select(1, slot)[:, 0]
+def _of_slot(by_slot: Tensor, slots: Slots) -> Tensor:
+    """[episode, slot, ...] -> [episode, ...], or [2, episode, ...] of two slots."""
+    if isinstance(slots, int):
+        return by_slot[:, slots]
+    if isinstance(slots, tuple):
+        return torch.stack([by_slot[:, slot] for slot in slots])
+    found = by_slot.index_select(1, slots)
+    return found[:, 0] if len(slots) == 1 else found.transpose(0, 1)
 
 
-def _air(scenario: Scenario, round_: Round, slot: int | Tensor) -> Air:
-    """The air in a slot (paper: eq. 9)."""
-    gain = round_.alpha[:, :, None] * _of_slot(round_.fading, slot)
+def _air(scenario: Scenario, round_: Round, slots: Slots) -> Air:
+    """The air in a slot (paper: eq. 9), or in two."""
+    gain = round_.alpha[:, :, None] * _of_slot(round_.fading, slots)
     noise_w: float | Tensor = scenario.noise_w
     if scenario.other_cells:
-        noise_w = noise_w + _of_slot(round_.other_cells_w, slot)
-    return Air(gain, noise_w, _of_slot(round_.direction, slot))
-
-
-def _both(air: SlotAir) -> Air:
-    """What is and what is known in one, [(now, known), ...]; or what is, where the link asks for no
-    more."""
-    now, known = air.now, air.known
-    if known is now:
-        return now
-    noise_w = now.noise_w
-    if isinstance(noise_w, Tensor) and isinstance(known.noise_w, Tensor):
-        noise_w = torch.stack([noise_w, known.noise_w])
-    pairs = (now.gain, known.gain), (now.direction, known.direction)
-    gain, direction = map(torch.stack, pairs)
-    return Air(gain, noise_w, direction)
+        noise_w = noise_w + _of_slot(round_.other_cells_w, slots)
+    several = round_.direction.shape[-2] > 0
+    return Air(gain, noise_w, _of_slot(round_.direction, slots) if several else None)
 
 
 def play_slot(
@@ -395,7 +396,7 @@ def play_slot(
     if air.quorum is not None:
         sends = sends & ~is_over(progress, air.quorum)[:, None]
     power_w = scenario.power_w[action.level] * sends
-    gain, noise_w, direction = _both(air)
+    gain, noise_w, direction = air.air
     found = sinr(gain, action.band, power_w, noise_w, direction, scenario.receiver)
     ratio, known = (found, found) if found.ndim == 2 else found.unbind()
     state, rate = scenario.link.send(progress.link_state, ratio, known, air.chance)
