@@ -160,7 +160,7 @@ def first_alike(state: ServerState, work: LocalWork) -> list[int]:
     """For every run the first of its seed if the two train alike, else itself. In the first round
     all policies have the same model, and it is trained once."""
     first: dict[int, int] = {}
-    given = (state.parameters, state.buffers, work.samples, work.correction)
+    given = (state.parameters, state.buffers, work.samples, work.correction, work.who)
     parts = [part for part in given if part is not None]
 
     def alike(run: int, other: int) -> bool:
