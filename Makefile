@@ -17,8 +17,9 @@ BIN := .venv/bin
 demo: .venv/installed
 	$(BIN)/fedfade compare quickstart --out runs/demo
 
-# One thread a process: two test processes share the cores. What the tests of a file share is made once.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+# One thread a process, and three processes for two cores, because many tests wait for others they start.
+# What the tests of a file share is made once. Files are taken in the order of tests/conftest.py.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 check: lint
 	$(PYTEST) -m "not slow"

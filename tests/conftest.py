@@ -95,8 +95,30 @@ SLOW_TESTS = (
 """Beginnings of the names of tests and files; what is left takes `make check` about a minute."""
 
 
+LONGEST = (
+    "test_runtimes.py",
+    "test_sweep.py",
+    "test_reproduce.py",
+    "test_faults.py",
+    "test_tutorials.py",
+    "test_kills.py",
+    "test_compare.py",
+    "test_training.py",
+    "test_growth.py",
+    "test_side_by_side.py",
+    "test_small_cell.py",
+    "test_wheel.py",
+)
+"""Files that take a minute or more, longest first: a process that is handed one of them last works
+on while the others have nothing left to do."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what `make check` leaves out."""
+    """The longest first, where several processes share the files; and mark what `make check`
+    leaves out."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        ranks = {name: rank for rank, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: ranks.get(item.path.name, len(LONGEST)))
     for item in items:
         slow = item.name.startswith(SLOW_TESTS) or item.path.name.startswith(SLOW_TESTS)
         if item.path.is_relative_to(HERE) and item.path.parent.name in SLOW_FOLDERS:

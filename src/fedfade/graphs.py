@@ -86,6 +86,17 @@ class SideStream:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
 
+_UNFUSED: list[Callable[..., object]] = []
+
+
+def unfused(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator for a function that is called as it is inside what `fuse` compiles: a long loop
+    would be unrolled. `torch.compiler.disable` imports a compiler even where nothing is compiled,
+    and every command would wait a second for it."""
+    _UNFUSED.append(function)
+    return function
+
+
 def fuse(function: Callable[P, R], device: torch.device, **settings: Any) -> Callable[P, R]:
     """`function` with its small operations merged into few kernels, where that pays: on CUDA.
 
@@ -96,6 +107,8 @@ def fuse(function: Callable[P, R], device: torch.device, **settings: Any) -> Cal
         return function
     # By default the ninth size of a function would silently not be compiled.
     torch._dynamo.config.recompile_limit = 256
+    for whole in _UNFUSED:
+        torch._dynamo.decorators.skip(whole)
     return torch.compile(function, dynamic=False, **settings)
 
 

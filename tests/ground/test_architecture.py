@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
+import subprocess
 import sys
 import tomllib
 from collections import defaultdict
@@ -181,6 +182,16 @@ def test_what_is_imported_is_listed() -> None:
         assert modules <= known | sys.stdlib_module_names, path.relative_to(ROOT)
     page = (project / "docs" / "explanation" / "dependencies.md").read_text().lower()
     assert [package(one) for one in needed if package(one) not in page] == []
+
+
+def test_a_command_does_not_wait_for_what_it_does_not_use() -> None:
+    """Each of these takes about a second to import: a compiler, and those of some commands."""
+    late = ["torch._dynamo", "sklearn", "scipy", "matplotlib", "pandas", "ray", "flwr"]
+    doors = "fedfade.app, fedfade.experiments, fedfade.agents.run"
+    code = f"import sys, {doors}\nfrom fedfade.learning import load_data\n"
+    code += "from fedfade.config import LearningConfig\nload_data(LearningConfig(data='digits'))\n"
+    code += f"assert not set({late}) & set(sys.modules), set({late}) & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_library_code_does_not_print() -> None:

@@ -327,5 +327,5 @@ def test_a_preset_is_one_line_on_a_narrow_screen(fedfade, monkeypatch: pytest.Mo
 def test_quickstart_shows_its_curve_by_half_the_tests() -> None:
     """The last round is among them."""
     run = load_config("quickstart").run
-    assert (run.rounds, run.evaluate_every) == (30, 2)
+    assert (run.rounds, run.evaluate_every) == (16, 2)
     assert run.rounds % run.evaluate_every == 0

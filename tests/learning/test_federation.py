@@ -17,6 +17,7 @@ from fedfade.learning import Dataset, Federation, ServerState, Updates, build_mo
 from fedfade.learning.averaging import by_run
 from fedfade.learning.batched import ClientBatch, batchable
 from fedfade.learning.fused import NormPool, fuse_norms
+from fedfade.learning.local import ModelReplica
 from fedfade.learning.model import has_dropout
 from fedfade.learning.round import Sent, learning_curve, play_rounds, random_delivery
 
@@ -396,6 +397,24 @@ def test_gram_sums_to_the_second_term() -> None:
         total = inner[:, chosen][:, :, chosen].sum((1, 2))
         torch.testing.assert_close(total, d[:, chosen].sum(1).square().sum(1))
     torch.testing.assert_close(inner.diagonal(dim1=1, dim2=2), d.square().sum(2))
+
+
+def test_a_model_of_several_runs_is_trained_once(digits: Dataset) -> None:
+    """Runs of a seed with the same model, and only they, share the work: the bits of each alone."""
+    federation = Federation(LearningConfig(data="digits", local_work=2, batch_size=20), digits)
+    seeds, state = [4, 5, 4, 4], federation.start([4, 5, 4, 4])
+    state.parameters[3] *= 1.5
+    counted: list[object] = []
+    load = ModelReplica.load
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ModelReplica, "load", lambda *given: (counted.append(0), load(*given)))
+        together = federation.train(state, seeds, 0)
+    assert len(counted) == 3 * federation.config.clients
+    for run, seed in enumerate(seeds):
+        alone = federation.train(state.each(lambda rows, run=run: rows[run : run + 1]), [seed], 0)
+        for name, wanted in vars(alone).items():
+            assert torch.equal(getattr(together, name)[run], wanted[0]), name
+    assert not torch.equal(together.parameters[0], together.parameters[3])
 
 
 @pytest.mark.parametrize("threads", [1, 2])

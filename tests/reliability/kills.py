@@ -325,7 +325,7 @@ def main() -> None:
     parser.add_argument("--command", action="append", choices=list(SCENARIOS))
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    for module in ("matplotlib.figure", "sklearn.datasets", "scipy.optimize", "fedfade.agents.run"):
+    for module in ("matplotlib.figure", "scipy.optimize", "fedfade.agents.run"):
         importlib.import_module(module)  # what commands import late, once for all
     for command in asked.command or SCENARIOS:
         line = harness(command, asked.kills, asked.seed)

@@ -6,6 +6,7 @@ normalised per channel when it is taken. Its permuted view is what PyTorch calls
 
 import os
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
 
@@ -96,11 +97,13 @@ def find_cifar10(data_dir: str | Path | None = None) -> Path | None:
 
 def _digits() -> Dataset:
     """1,797 handwritten digits of 8 x 8 pixels, every fifth of a fixed shuffle for testing."""
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    images = bunch.images.astype(np.uint8)[..., None]  # values 0 ... 16
-    return _assemble("digits", (images, bunch.target.astype(np.int64)), None, tuple("0123456789"))
+    package = find_spec("sklearn")  # read, not imported: that takes a second
+    assert package is not None
+    assert package.origin is not None
+    table = np.loadtxt(Path(package.origin).parent / "datasets/data/digits.csv.gz", delimiter=",")
+    images = table[:, :-1].reshape(-1, 8, 8, 1).astype(np.uint8)  # values 0 ... 16
+    labels = table[:, -1].astype(np.int64)
+    return _assemble("digits", (images, labels), None, tuple("0123456789"))
 
 
 def _cifar10(data_dir: str | None) -> Dataset:

@@ -75,7 +75,11 @@ class NormPool(nn.BatchNorm2d):
             and bool((self.weight > 0).all())
         )
         if not fusible:
-            return F.relu(F.max_pool2d(super().forward(input), 2))
+            # Not `super().forward`, which counts steps that nobody reads.
+            both, factor = (self.running_mean, self.running_var), self.momentum or 0.0
+            affine = (input, self.weight, self.bias)
+            x = torch.batch_norm(*affine, *both, self.training, factor, self.eps, False)
+            return torch.max_pool2d(x, 2).relu_()
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.momentum is not None

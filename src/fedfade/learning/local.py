@@ -156,6 +156,20 @@ class ModelReplica:
         return (logits.argmax(1) == labels).sum(), F.cross_entropy(logits, labels, reduction="sum")
 
 
+def first_alike(state: ServerState, work: LocalWork) -> list[int]:
+    """For every run the first of its seed if the two train alike, else itself. In the first round
+    all policies have the same model, and it is trained once."""
+    first: dict[int, int] = {}
+    given = (state.parameters, state.buffers, work.samples, work.correction, work.who)
+    parts = [part for part in given if part is not None]
+
+    def alike(run: int, other: int) -> bool:
+        return all(torch.equal(part[run], part[other]) for part in parts)
+
+    firsts = [first.setdefault(seed, run) for run, seed in enumerate(work.seeds)]
+    return [other if alike(run, other) else run for run, other in enumerate(firsts)]
+
+
 def copy_all(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
     """Copy each source into its target, all by one call."""
     if into := list(targets):
@@ -201,7 +215,12 @@ class ClientLoop:
             replica.store(parameters[run, n], buffers[run, n])
             torch.sub(state.parameters[run], parameters[run, n], out=parameters[run, n])
 
-        self._spread(train_client, runs, clients)
+        first = first_alike(state, work)
+        self._spread(train_client, sorted(set(first)), clients)
+        for run, other in enumerate(first):
+            if run != other:
+                for part in (parameters, buffers, loss):
+                    part[run] = part[other]
         return Trained(parameters, buffers, loss)
 
     def evaluate(
@@ -218,11 +237,13 @@ class ClientLoop:
                     replica.load(state.parameters[run], state.buffers[run])
                 correct[run, index], loss[run, index] = replica.evaluate(*blocks[index])
 
-        self._spread(evaluate_part, runs, self._threads)
+        self._spread(evaluate_part, range(runs), self._threads)
         return correct.sum(1), loss.sum(1)
 
-    def _spread(self, task: Callable[[ModelReplica, int, int], None], runs: int, each: int) -> None:
-        """`task(replica, run, k)` for k = 0 ... each - 1 of every run, on all threads."""
+    def _spread(
+        self, task: Callable[[ModelReplica, int, int], None], runs: Iterable[int], each: int
+    ) -> None:
+        """`task(replica, run, k)` for k = 0 ... each - 1 of some runs, on all threads."""
 
         def work(pair: tuple[int, int]) -> None:
             torch.set_num_threads(1)  # for this thread; the caller's own number is put back below
@@ -233,4 +254,4 @@ class ClientLoop:
                 self._idle.put(replica)
 
         with on_threads(torch.get_num_threads()):
-            list(self._pool.map(work, product(range(runs), range(each))))
+            list(self._pool.map(work, product(runs, range(each))))

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedfade.graphs import unfused
 from fedfade.uplink.expected import look_up
 from fedfade.uplink.slot import Scenario
 
@@ -297,7 +298,7 @@ def _turns(scenario: Scenario, given: Tensor, ready: Tensor | None) -> Tensor:
     return _row(scenario, given) if ready is None else _one_by_one(scenario, given, ready)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # hundreds of slots, unrolled
+@unfused  # hundreds of slots
 def _one_by_one(scenario: Scenario, given: Tensor, ready: Tensor) -> Tensor:
     """In every slot those who are ready, in the order of places; but whoever needs all the slots
     that are left goes first, so that the last ones are as full as those of a row."""
