@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from fedfade.agents.run import save
 from fedfade.allocation import play_round
 from fedfade.allocation.baselines import MaxIndividualRate
 from fedfade.config import Config, load_config
+from fedfade.errors import UserError
 from fedfade.experiments import (
     Comparison,
     RunFolder,
@@ -24,7 +26,7 @@ from fedfade.experiments import (
     read_rows,
 )
 from fedfade.experiments.uploads import UploadGroup
-from fedfade.learning import batch_key
+from fedfade.learning import Federation, Models, batch_key, load_data
 from tests.conftest import TINY
 
 CPU = torch.device("cpu")
@@ -200,3 +202,41 @@ def test_a_grid_on_a_gpu_is_that_of_the_cpu(tmp_path: Path) -> None:
     assert sum(same) >= 0.95 * len(same)
     last = [[row.accuracy for row in rows if row.round == 2] for rows in results]
     assert np.nanmean(last[0]) == pytest.approx(np.nanmean(last[1]), abs=0.02)
+
+
+def test_clients_whose_upload_fails_need_not_be_trained(tmp_path: Path) -> None:
+    """The same models bit for bit; what hangs on everybody's gradients is empty."""
+    asked = [*TINY, "learning.codec=int8", "learning.error_feedback=true", "learning.server=mifa"]
+    policies = "allocation.policies=[perfect,random,block-fading-schedule]"
+    folders = [tmp_path / name for name in ("all", "some")]
+    for folder, train in zip(folders, ("true", "false"), strict=True):
+        config = load_config("paper", [*asked, policies, f"run.train_absent={train}"])
+        compare_many([config], [folder], CPU)
+    whole, some = (json.loads((folder / "run.json").read_text())["models"] for folder in folders)
+    assert whole == some
+    both = [pd.read_csv(folder / "metrics.csv") for folder in folders]
+    empty = ["gradient_bias", "reward"]
+    assert both[1][empty].isna().all(axis=None)
+    gone = [*empty, "train_loss"]
+    pd.testing.assert_frame_equal(*(table.drop(columns=gone) for table in both))
+
+
+@pytest.mark.parametrize("who", [[[True, False, True]], [[False, False, False]]])
+def test_a_batch_trains_only_whom_it_is_asked_to(who: list[list[bool]]) -> None:
+    """On one client at a time and on all at once: others' updates are 0."""
+    task = load_config("paper", [*TINY, "learning.clients=3"]).learning
+    for engine in ("loop", "vmap"):
+        federation = Federation(task, load_data(task), engine=engine)
+        models = Models([(federation, [5])])
+        state, mask = models.start(), torch.tensor(who)
+        everybody, chosen = models.train(state, 0), models.train(state, 0, who=mask)
+        expected = everybody.parameters * mask[..., None]
+        torch.testing.assert_close(chosen.parameters, expected, rtol=1e-5, atol=1e-7)
+        assert torch.equal(chosen.loss.isnan(), ~mask)
+
+
+def test_who_looks_at_gradients_needs_everybody_trained(tmp_path: Path) -> None:
+    policies = "allocation.policies=[wrap-around-innovation]"
+    config = load_config("paper", [*TINY, policies, "run.train_absent=false"])
+    with pytest.raises(UserError, match=r"run\.train_absent = False is not allowed: .*innovation"):
+        compare_many([config], [tmp_path / "run"], CPU)

@@ -197,7 +197,7 @@ def check_same_meaning(checkpoint: Checkpoint, config: Config) -> None:
     """Agents must meet sizes and actions that mean what they meant in training, unless they are
     for any."""
     found = differences(checkpoint.config, config)
-    meaning = () if checkpoint.config.qmix.network == "set" else _MEANING
+    meaning = _MEANING if checkpoint.config.qmix.network == "mlp" else ()
     _refuse(checkpoint, config, [field for field in found if field in meaning])
 
 

@@ -118,7 +118,7 @@ def agents_for(config: Config) -> AgentNetworks:
     sizes = (scenario.clients, uplink.observation_width(scenario), scenario.actions)
     preference = uplink.plan_preference(scenario, qmix.trust)
     agents = make_agents(qmix, *sizes, [torch.Generator()], preference)
-    return agents.requires_grad_(False)
+    return agents.requires_grad_(False).eval()
 
 
 def load_agents(checkpoint: Checkpoint, config: Config | None = None) -> AgentNetworks:
@@ -145,7 +145,7 @@ def load_policy_checkpoint(folder: Path | str, config: Config) -> Policy:
 def _fitted(trained: Config, config: Config) -> Config:
     """How agents act in a scenario: as they were trained to, and if they are for any size, in its
     size; they decide as often a round, at most in every slot."""
-    if trained.qmix.network != "set":
+    if trained.qmix.network == "mlp":
         return trained
     qmix, seen = trained.qmix, trained.allocation
     longer = config.radio.slots / trained.radio.slots

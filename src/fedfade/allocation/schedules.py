@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedfade.allocation.assignment import assign
-from fedfade.allocation.policy import BuiltInPolicy, View, full_power
+from fedfade.allocation.policy import BuiltInPolicy, View, full_power, own_best
 from fedfade.uplink import Action, plan
 
 
@@ -71,8 +71,7 @@ class WrapAroundSchedule(BuiltInPolicy):
         free = memory.free[:, slot, None].expand(mine.shape)
         more = plan.after_turn(grace, free, needed, memory.left[:, :, slot, None])
         mine = mine | (more & ~mine.any(-1, keepdim=True))
-        best = torch.where(mine, view.fading, -1.0).argmax(-1)
-        return full_power(view, torch.where(mine.any(-1), best, -1))
+        return own_best(view, mine)
 
 
 class WrapAroundChoice(WrapAroundSchedule):
@@ -83,6 +82,38 @@ class WrapAroundChoice(WrapAroundSchedule):
 
     name = "wrap-around-choice"
     choice = True
+
+
+class WrapAroundFeedback(WrapAroundChoice):
+    """The wrap-around plan whose turns end when their clients have finished, which all hear.
+
+    What is free then goes to those of the plan who have not finished and have no turn now: first
+    to those whose turn is over, then to those whose turn comes. What is left is a choice for all
+    who send.
+    """
+
+    name = "wrap-around-feedback"
+    scope = "feedback"
+
+    def act(self, view: View, memory: PlannedTurns) -> Action:
+        assert view.finished is not None
+        reserved, slot = memory.reserved, view.slot
+        order = reserved.rank.argsort(-1)  # clients in the order of service from here on
+        turns = reserved.turns.gather(1, order[..., None, None].expand(reserved.turns.shape))
+        can = (~view.finished & view.ready).gather(1, order)
+        mine = turns[:, :, slot] & can[..., None]  # [episode, place, band]
+        comes = turns[:, :, slot:].any(-1).any(-1)
+        planned = turns.any(-1).any(-1) | (reserved.slots < 1.0).gather(1, order)  # no whole slot
+        waits = planned & can & ~mine.any(-1)
+        late = waits & ~comes
+        number = torch.where(late, late.cumsum(-1), (waits & comes).cumsum(-1)) - 1
+        number = number + (waits & comes) * late.sum(-1, keepdim=True)
+        free = ~mine.any(1)  # [episode, band]
+        card = free.cumsum(-1) - 1
+        given = (card[:, None] == number[..., None]) & free[:, None] & waits[..., None]
+        mine = plan.deal((mine | given)[:, :, None])[:, :, 0]
+        mine = mine.gather(1, reserved.rank[..., None].expand(mine.shape))
+        return own_best(view, mine)
 
 
 class WrapAroundPairs(WrapAroundSchedule):

@@ -34,17 +34,14 @@ _ADDED = """
     qmix.network qmix.sizes learning.server_beta1 learning.server_beta2 learning.server_tau
     learning.average_models learning.codec_rank qmix.teacher qmix.lessons qmix.lesson_episodes
     qmix.play_hold_slots qmix.lesson_margin
-    cost run.deadline run.deadline_clients
+    cost run.deadline run.deadline_clients run.train_absent
     radio.receive_antennas radio.receiver cell.interference_cells cell.interference_activity
 """  # fields whose default is what was done before them
 _OTHERWISE = {"learning.previous_update": "last"}
 
-
-def _default(path: str) -> Any:
-    return reduce(getitem, path.split("."), Config().model_dump())
-
-
-BEFORE: dict[str, Any] = {path: _default(path) for path in _ADDED.split()} | _OTHERWISE
+_DEFAULTS = Config().model_dump()
+BEFORE: dict[str, Any] = {p: reduce(getitem, p.split("."), _DEFAULTS) for p in _ADDED.split()}
+BEFORE |= _OTHERWISE
 """What runs did before a field existed. The configuration a run leaves behind names every field its
 version knew, so one it lacks is one of these."""
 

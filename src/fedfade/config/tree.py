@@ -427,7 +427,9 @@ class MappoConfig(_Branch):
 
 _OF_SETS: dict[str, object] = {"share_parameters": True, "client_id": False, "power": "binary"}
 _OF_SETS |= {"dueling": False, "trust": 0.0}  # what a network over the set of clients goes with
-_FIRST_OF_SETS = ["order", "slots_left", "fading"]
+_FIRST_OF_SETS = {"set": ["order", "slots_left", "fading"]}
+_FIRST_OF_SETS["set-feedback"] = [*_FIRST_OF_SETS["set"], "finished_order"]
+_FIRST_OF_SETS["set-csi"] = [*_FIRST_OF_SETS["set-feedback"], "order_fading"]
 _OF_ANY_SIZE = {"remaining", "deviation", "round", "time_to_finish", "slack"}
 
 
@@ -444,10 +446,11 @@ class QmixConfig(_Branch):
         "client",
         "the mixer's and critic's state: clients by number, or shortest expected time first",
     )
-    network: Literal["mlp", "set"] = _is(
+    network: Literal["mlp", "set", "set-feedback", "set-csi"] = _is(
         "mlp",
         "an agent's network: layers as wide as the scenario is large, or one over the set of "
-        "clients that fits any number of clients and sub-bands",
+        "clients that fits any number of clients and sub-bands; set-feedback hears who has "
+        "finished, set-csi sees everybody's fading as well",
     )
     sizes: list[list[Count]] = _is(
         [],
@@ -580,12 +583,12 @@ class QmixConfig(_Branch):
             yield "qmix.lessons", self.lessons, allowed
         if not (self.client_id or self.share_parameters):
             yield "qmix.client_id", False, "true unless qmix.share_parameters is true"
-        for field, wanted in _OF_SETS.items() if self.network == "set" else ():
+        for field, wanted in _OF_SETS.items() if self.network != "mlp" else ():
             if (value := getattr(self, field)) != wanted:
-                yield f"qmix.{field}", value, f"{wanted!r} where qmix.network is 'set'"
+                yield f"qmix.{field}", value, f"{wanted!r} where qmix.network is {self.network!r}"
         any_size = self.algorithm == "mappo" or self.mixer in ("vdn", "independent")
-        if self.sizes and not (self.network == "set" and any_size):
-            fits = "[] unless qmix.network is 'set', and qmix.mixer 'vdn' or 'independent' in "
+        if self.sizes and not (self.network != "mlp" and any_size):
+            fits = "[] unless qmix.network is over a set, and qmix.mixer 'vdn' or 'independent' in "
             yield "qmix.sizes", self.sizes, fits + "Q-learning"
         if any(len(size) != 2 or size[0] > 1000 or size[1] > 64 for size in self.sizes):
             fits = "a list of [clients, sub-bands], at most 1000 and 64"
@@ -633,6 +636,11 @@ class RunConfig(_Branch):
         le=1000,
     )
     evaluate_every: Count = _is(1, "rounds between evaluations of the model")
+    train_absent: bool = _is(
+        True,
+        "compare: train clients whose upload fails too; false saves their time and changes no "
+        "model, but leaves gradient_bias and reward empty",
+    )
     checkpoint_s: Seconds = _is(20.0, "seconds between checkpoints")
     device: Literal["auto", "cpu", "cuda"] = _is("auto", "auto: CUDA when there is one")
     precision: Precision = _is(
@@ -654,11 +662,12 @@ class Config(_Branch):
     def _faults(self) -> _Faults:
         if self.qmix.trust and "reservation" not in self.allocation.observe:
             yield "qmix.trust", self.qmix.trust, "0 unless allocation.observe has 'reservation'"
-        first, rest = (seen := self.allocation.observe)[:3], seen[3:]
-        known = first == _FIRST_OF_SETS and _OF_ANY_SIZE.issuperset(rest)
-        if self.qmix.network == "set" and not known:
-            fits = f"{', '.join(_FIRST_OF_SETS)}, then some of {', '.join(sorted(_OF_ANY_SIZE))}"
-            yield "allocation.observe", seen, f"{fits}, where qmix.network is 'set'"
+        seen, network = self.allocation.observe, self.qmix.network
+        first = _FIRST_OF_SETS.get(network, [])
+        known = seen[: len(first)] == first and _OF_ANY_SIZE.issuperset(seen[len(first) :])
+        if network != "mlp" and not known:
+            fits = f"{', '.join(first)}, then some of {', '.join(sorted(_OF_ANY_SIZE))}"
+            yield "allocation.observe", seen, f"{fits}, where qmix.network is {network!r}"
         if self.qmix.hold_slots > self.radio.slots:
             allowed = f"at most radio.slots = {self.radio.slots}"
             yield "qmix.hold_slots", self.qmix.hold_slots, allowed

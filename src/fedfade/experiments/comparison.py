@@ -16,7 +16,15 @@ import torch
 from torch import Tensor
 
 from fedfade import agents
-from fedfade.allocation import GENIE, PERFECT, Outcome, Policy, described, load_policy
+from fedfade.allocation import (
+    GENIE,
+    PERFECT,
+    Outcome,
+    Policy,
+    described,
+    gradient_aware,
+    load_policy,
+)
 from fedfade.config import Config
 from fedfade.device import one_thread
 from fedfade.errors import UserError, not_allowed
@@ -81,6 +89,10 @@ class Comparison:
         self.names = names = compared_names(config)  # with rows in the metrics
         sending = [name for name in names if name not in (PERFECT, GENIE)]
         self.policies = {name: compared_policy(config, name) for name in sending}
+        for name, policy in self.policies.items():
+            if gradient_aware(policy) and not config.run.train_absent:
+                wanted = f"true where {name} is compared, which looks at everybody's gradients"
+                raise not_allowed("run.train_absent", False, wanted)
         self.learned = [name for name in names if name != GENIE]
         if not self.learned:
             raise UserError("allocation.policies = ['genie'] is not allowed: it needs a policy.")

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from functools import cache, partial
 from itertools import accumulate, groupby
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -83,6 +84,13 @@ class RunTable:
         return of_models[self._model if of_models.device.type == "cpu" else self._model_there]
 
 
+class _Ahead(NamedTuple):
+    """A round whose slots are played before anybody is trained."""
+
+    number: int
+    inner: Tensor  # [model, client, client] not known
+
+
 class SideBySide:
     """Comparisons that share a model: their runs are one batch, their episodes another."""
 
@@ -152,18 +160,22 @@ class SideBySide:
         """The next round of some comparisons, which have all played as many."""
         table, number = self.table(tuple(these)), these[0].at.rounds
         states = [one.at.state.tensors() for one in these]
-        before = ServerState.of(
-            {name: table.by_model(torch.cat([s[name] for s in states])) for name in states[0]}
-        )
+        both = {name: torch.cat([state[name] for state in states]) for name in states[0]}
+        before = ServerState.of(both).each(table.by_model)
         due = any(one.evaluates(number) for one in these)
         with matrix_products(these[0].config.run.precision):
+            unknown = ahead = None
             deliver = partial(self.deliver, table)
-            done = federated_round(table.models, before, number, deliver, due, tell)
+            if not these[0].config.run.train_absent:
+                clients = these[0].config.learning.clients
+                unknown = before.parameters.new_full((len(table), clients, clients), torch.nan)
+                ahead = deliver(_Ahead(number, unknown))
+            done = federated_round(table.models, before, number, deliver, due, tell, ahead)
             measured = {
-                "inner": done.sent.inner,
+                "inner": done.sent.inner if unknown is None else unknown,
                 "delivered": done.arrived,
                 "finite": done.received.finite,
-                "bias": done.bias,
+                "bias": done.bias if unknown is None else unknown[:, 0, 0],
                 "train_loss": done.sent.updates.loss.nanmean(-1),
                 "accuracy": done.accuracy,
                 "loss": done.loss,
@@ -175,7 +187,7 @@ class SideBySide:
             own = {name: table.own(one, value) for name, value in measured.items()}
             one.add(after.each(partial(table.own, one)), own.pop("inner"), own)
 
-    def deliver(self, table: RunTable, sent: Sent) -> Tensor:
+    def deliver(self, table: RunTable, sent: Sent | _Ahead) -> Tensor:
         """Play the slots of a round under every policy: who delivered, by model."""
         number, inner = sent.number, table.by_run(sent.inner)
         for members, group in self.groups:
@@ -220,18 +232,26 @@ def compare_many(
     with ExitStack() as stack:
         for place in places:
             stack.enter_context(place.open())
-        finished = sum(place.config.run.rounds for place in places if place.finished)
-        for batch in batches([place for place in places if not place.finished], device):
-            say(batch.plan)
-            batch.run(lambda done, doing, before=finished: tell(before + done, doing))  # type: ignore[misc]
-            finished += sum(one.at.rounds for one in batch.comparisons)
+        run_missing(places, device, tell, say)
         return [stored_rows(place) for place in places]
+
+
+def run_missing(
+    folders: Sequence[RunFolder], device: torch.device, tell: Tell, say: Callable[[str], None]
+) -> None:
+    """Run what is not finished in open folders; `tell` counts the rounds of all of them."""
+    done = sum(folder.config.run.rounds for folder in folders if folder.finished)
+    for batch in batches([folder for folder in folders if not folder.finished], device):
+        say(batch.plan)
+        batch.run(lambda rounds, doing, before=done: tell(before + rounds, doing))  # type: ignore[misc]
+        done += sum(one.at.rounds for one in batch.comparisons)
 
 
 def batches(folders: Sequence[RunFolder], device: torch.device) -> Iterator[SideBySide]:
     """The comparisons of open folders: what can be trained in one batch, as memory allows."""
     datasets: dict[tuple[str, str | None], Dataset] = {}
     federations: dict[str, Federation] = {}
+    first: dict[tuple[object, ...], Federation] = {}  # whose engine, once compiled, serves others
     alike: dict[tuple[object, ...], list[tuple[Comparison, RunFolder]]] = {}
     for folder in folders:
         task, precision = folder.config.learning, folder.config.run.precision
@@ -239,17 +259,24 @@ def batches(folders: Sequence[RunFolder], device: torch.device) -> Iterator[Side
         if name not in datasets:
             datasets[name] = learning.load_data(task).to(device)
         if known not in federations:
-            dealt = Federation(task, datasets[name], device=device, precision=precision)
+            like = first.get(model := (task.model, name, precision))
+            dealt = Federation(
+                *(task, datasets[name]),
+                device=device,
+                precision=precision,
+                engine=like.engine if like else "auto",
+            )
             federations[known] = dealt
+            first.setdefault(model, dealt)
         one = Comparison(folder.config, device, federations[known])
         key = learning.batch_key(one.federation, one.uplink.seeds)
+        key = (folder.config.run.train_absent, *key)
         alike.setdefault(key, []).append((one, folder))
     limit = spare_bytes(device, _MODEL_SHARE, _MODEL_BYTES)
     for members in alike.values():
         while members:
-            needs = accumulate(
-                _COPIES * one.update_bytes + _KEPT_COPIES * one.memory_bytes for one, _ in members
-            )
+            sizes = ((one.update_bytes, one.memory_bytes) for one, _ in members)
+            needs = accumulate(_COPIES * sent + _KEPT_COPIES * kept for sent, kept in sizes)
             count = max(1, sum(need <= limit for need in needs))
             yield SideBySide(*zip(*members[:count], strict=True))
             del members[:count]

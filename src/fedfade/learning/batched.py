@@ -7,7 +7,7 @@ Nothing waits for the host.
 import copy
 import itertools
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -179,9 +179,8 @@ class ClientBatch:
         self._gradient = self._plain_gradient if self.dropout else fused
         self._recorded: dict[tuple[object, ...], _RecordedSteps] = {}
         self._at_once: int | None = None
-        self.mapped = not pass_changes(model, dataset.shape, training=True) and self._can_be_mapped(
-            model
-        )
+        changes = pass_changes(model, dataset.shape, training=True)
+        self.mapped = not changes and self._can_be_mapped(model)
 
     def _can_be_mapped(self, model: nn.Module) -> bool:
         """Whether one client's step can be written for all, by trying: spectral norm's cannot."""
@@ -237,24 +236,44 @@ class ClientBatch:
         both = state.parameters, state.buffers  # of a single run views will do
         start, averaged = (rows[:, None].expand(-1, clients, -1).flatten(0, 1) for rows in both)
         samples = work.samples.flatten(0, 1)  # [run x client, step, sample]
-        update, after = start.new_empty(start.shape), averaged.new_empty(averaged.shape)
-        loss = start.new_empty(len(start))
+        update, after = start.new_zeros(start.shape), averaged.new_zeros(averaged.shape)
+        loss = start.new_full((len(start),), torch.nan)
         given = None if work.correction is None else work.correction.flatten(0, 1)
         at_once = self._clients_at_once(start[:1], averaged[:1], samples[:1, 0], len(start))
-        for part in equal_blocks(len(start), at_once):
+        for part in self._blocks(work.who, len(start), at_once):
             block = start[part], self.buffers(averaged[part]), samples[part]
             key = (block[0].shape, block[2].shape, work.rate, work.proximal, given is None)
             if key not in self._recorded:
                 self._recorded.clear()  # a recording holds memory; one shape at a time is in use
                 self._recorded[key] = _RecordedSteps(self, *block, work)
-            first = divmod(part.start, clients)
-            with dropout_of(work, *first) if self.dropout else nullcontext():
+            with self._dropout(work, part):
                 correction = None if given is None else given[part]
                 update[part], buffers, loss[part] = self._recorded[key].train(*block, correction)
-            for name, view in self.buffer_layout.views(after[part]).items():
+            left = averaged.new_empty(len(block[2]), averaged.shape[1])
+            for name, view in self.buffer_layout.views(left).items():
                 view.copy_(buffers[name])
+            after[part] = left
         update, after = (found.view(runs, clients, found.shape[1]) for found in (update, after))
         return Trained(update, after, loss.view(runs, clients))
+
+    def _dropout(self, work: LocalWork, part: slice | Tensor) -> AbstractContextManager[None]:
+        """Of the one client in a block, where the model has dropout."""
+        if not self.dropout:
+            return nullcontext()
+        row = int(part.start if isinstance(part, slice) else part[0])
+        return dropout_of(work, *divmod(row, work.samples.shape[1]))
+
+    @staticmethod
+    def _blocks(who: Tensor | None, count: int, at_once: int) -> Sequence[slice | Tensor]:
+        """Clients trained together, in blocks of the one size that is recorded."""
+        blocks = equal_blocks(count, at_once)
+        if who is None or bool(who.all()):
+            return blocks
+        chosen, size = who.flatten().nonzero().flatten(), blocks[0].stop
+        if not len(chosen):
+            return []
+        # The last block is filled up with its last client, trained to the same end again and again.
+        return torch.cat([chosen, chosen[-1:].expand(-len(chosen) % size)]).split(size)
 
     def _clients_at_once(self, flat: Tensor, averaged: Tensor, batch: Tensor, wanted: int) -> int:
         """As many clients as are worth it and fit the memory set aside, by what one takes."""
@@ -283,9 +302,8 @@ def equal_blocks(count: int, at_once: int) -> list[slice]:
     >>> equal_blocks(10, 4)
     [slice(0, 4, None), slice(4, 8, None), slice(6, 10, None)]
     """
-    blocks = -(-count // at_once)
-    size = -(-count // blocks)
-    firsts = [min(place * size, count - size) for place in range(blocks)]
+    size = min(count, at_once)
+    firsts = [min(first, count - size) for first in range(0, count, size)]
     return [slice(first, first + size) for first in firsts]
 
 

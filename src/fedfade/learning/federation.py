@@ -40,10 +40,11 @@ class Federation:
         device: torch.device | str = "cpu",
         precision: Precision = "fp32",
         threads: int | None = None,
-        engine: Literal["auto", "loop", "vmap"] = "auto",
+        engine: LocalEngine | Literal["auto", "loop", "vmap"] = "auto",
     ) -> None:
         """`partition`: one for all seeds, one by seed, or (None) what the config says; `engine`:
-        auto is the fastest on the device."""
+        auto is the fastest on the device, and one for the same model, data and precision will do
+        again."""
         self.config, self.precision = config, precision
         self.device = torch.device(device)
         self.dataset = dataset.to(self.device)
@@ -59,7 +60,9 @@ class Federation:
         self.parameter_layout = parameter_layout(model)
         self.buffer_layout = buffer_layout(model)
         self.engine: LocalEngine
-        if engine == "loop" or (engine == "auto" and self.device.type == "cpu"):
+        if not isinstance(engine, str):
+            self.engine = engine
+        elif engine == "loop" or (engine == "auto" and self.device.type == "cpu"):
             self.engine = ClientLoop(model, self.dataset, precision, threads)
         else:
             from fedfade.learning.batched import ClientBatch
@@ -227,9 +230,14 @@ class Models:
         return codec_keys(self.seeds, number, everybody, self.lead.device)
 
     def train(
-        self, state: ServerState, number: int, clients: Sequence[int] | None = None
+        self,
+        state: ServerState,
+        number: int,
+        clients: Sequence[int] | None = None,
+        who: Tensor | None = None,
     ) -> Updates:
-        """Every client's update in every run, or only some clients'."""
+        """Every client's update in every run, or only some clients', or 0 for all but `who`
+        [run, client]."""
         config = self.lead.config
         parts = [one.mini_batches(seeds, number) for one, seeds in self.tasks]
         drawn = torch.cat(parts) if len(parts) > 1 else parts[0]
@@ -240,7 +248,7 @@ class Models:
         correction = self.lead.rule.correction(state)
         if correction is not None:
             correction = correction[:, list(clients)]
-        given = (config.local_rate, config.proximal, self.seeds, number, clients, correction)
+        given = (config.local_rate, config.proximal, self.seeds, number, clients, correction, who)
         work = LocalWork(drawn, *given)
         trained = self.lead.engine.train(state, work)
         if self.lead.device.type == "cuda":  # drawn while the GPU trains: half its wait

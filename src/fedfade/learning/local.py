@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedfade.config import Precision
-from fedfade.device import matrix_products
+from fedfade.device import matrix_products, on_threads
 from fedfade.learning.averaging import ServerState
 from fedfade.learning.data import Dataset
 from fedfade.learning.fused import fuse_norms
@@ -44,6 +44,7 @@ class LocalWork:
     round: int
     clients: Sequence[int] = ()  # their numbers, for a user's dropout; 0 ... N-1 if empty
     correction: Tensor | None = None  # [run, client, D] added to every gradient
+    who: Tensor | None = None  # [run, client] bool: who is trained, others' updates are 0; or all
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Trained:
 
     parameters: Tensor  # [run, client, D] g_n = w_t - w_n^(E) (paper: eq. 6)
     buffers: Tensor  # [run, client, B]
-    loss: Tensor  # [run, client] mean over the steps
+    loss: Tensor  # [run, client] mean over the steps; NaN for who is not trained
 
 
 class LocalEngine(Protocol):
@@ -182,11 +183,14 @@ class ClientLoop:
 
     def train(self, state: ServerState, work: LocalWork) -> Trained:
         runs, clients = work.samples.shape[:2]
-        parameters = state.parameters.new_empty(runs, clients, state.parameters.shape[1])
-        buffers = state.buffers.new_empty(runs, clients, state.buffers.shape[1])
-        loss = state.parameters.new_empty(runs, clients)
+        parameters = state.parameters.new_zeros(runs, clients, state.parameters.shape[1])
+        buffers = state.buffers.new_zeros(runs, clients, state.buffers.shape[1])
+        loss = state.parameters.new_full((runs, clients), torch.nan)
+        idle = None if work.who is None else (~work.who).tolist()
 
         def train_client(replica: ModelReplica, run: int, n: int) -> None:
+            if idle is not None and idle[run][n]:
+                return
             replica.load(state.parameters[run], state.buffers[run])
             start = list(replica.parameter_layout.views(state.parameters[run]).values())
             given, added = (work.samples[run, n], work.rate, work.proximal, start), None
@@ -228,8 +232,5 @@ class ClientLoop:
             finally:
                 self._idle.put(replica)
 
-        threads = torch.get_num_threads()
-        try:
+        with on_threads(torch.get_num_threads()):
             list(self._pool.map(work, product(range(runs), range(each))))
-        finally:
-            torch.set_num_threads(threads)

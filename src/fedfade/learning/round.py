@@ -58,9 +58,9 @@ Deliver = Callable[[Sent], Tensor]
 share of its bits that each client delivered, float, 1 for all."""
 
 
-def send(models: Models, state: ServerState, number: int) -> Sent:
-    """The first half: local training and encoding (paper: eq. 4 to 6)."""
-    updates = models.train(state, number)
+def send(models: Models, state: ServerState, number: int, who: Tensor | None = None) -> Sent:
+    """The first half: local training, of all or of `who`, and encoding (paper: eq. 4 to 6)."""
+    updates = models.train(state, number, who=who)
     wire, residual = models.lead.wire, state.memory.get(ERROR_FEEDBACK)
     keys = None if wire.lossless else models.codec_keys(number)
     return Sent(number, state, updates, wire.encode(updates, residual, keys))
@@ -86,12 +86,16 @@ def federated_round(
     deliver: Deliver,
     test: bool = True,
     tell: Callable[[str], None] = lambda doing: None,
+    ahead: Tensor | None = None,
 ) -> RoundResult:
-    """Train, encode, play the slots, decode, average, measure (paper: algorithm 1)."""
+    """Train, encode, play the slots, decode, average, measure (paper: algorithm 1).
+
+    `ahead`: what `deliver` would say, where that is known before; then nobody else is trained.
+    """
     tell("local training")
-    sent = send(models, state, number)
+    sent = send(models, state, number, None if ahead is None else ahead > 0)
     tell("uploads")
-    delivered = deliver(sent)
+    delivered = deliver(sent) if ahead is None else ahead
     after, received = receive(models, sent, delivered)
     tell("evaluation")
     accuracy = loss = of_mean = torch.full_like(sent.updates.loss[:, 0], torch.nan)

@@ -240,6 +240,7 @@ class Nr:
         else:
             self.send, self.initial = self._expected, torch.zeros(2 + 5 * self._copies)
             self.initial[1] = 1.0
+            self.initial[2::5] = self._shift  # a row of the table, though nothing is looked up
 
     def efficiency(self, ratio: Tensor) -> Tensor:
         place = ratio.clamp(self._least, self._most).log() * self._scale + self._shift

@@ -149,6 +149,7 @@ class Reservation(NamedTuple):
     """Which sub-bands each client may use in each slot; no two clients share one."""
 
     bands: Tensor  # [episode, client, slot, band] bool
+    turns: Tensor  # [episode, client, slot, band] bool, of these without those dealt for a choice
     grace: Tensor  # [episode, client, slot, band] bool, where to go on just after the own turn
     sent: Tensor  # [episode, client, slot] share of the payload expected to be sent before it
     slots: Tensor  # [episode, client] expected for a whole payload alone on one sub-band
@@ -156,10 +157,7 @@ class Reservation(NamedTuple):
 
 
 def best_rate(
-    snr: Tensor,
-    choices: float,
-    shape: float,
-    efficiency: Callable[[Tensor], Tensor] = _shannon,
+    snr: Tensor, choices: float, shape: float, efficiency: Callable[[Tensor], Tensor] = _shannon
 ) -> Tensor:
     """Mean of log2(1 + snr * h), h the best of `choices` sub-bands, in bit/s/Hz, or of another
     link's efficiency.
@@ -224,16 +222,18 @@ def reserve(
     value = torch.ones_like(needed) if worth is None else worth.gather(1, order)
     begin = None if ready is None else ready.gather(1, order)
     own = _turns(scenario, _most_likely(scenario, needed, rate, value, begin), begin)
-    mine = _deal(own) if choice else own
+    mine = deal(own) if choice else own
     rank = order.argsort(-1)
     place = rank[..., None, None].expand(mine.shape)
     slot = torch.arange(scenario.slots, device=snr.device)[:, None]
     band = torch.arange(scenario.bands, device=snr.device)
     logical = ((band - hop * slot) % scenario.bands).expand(mine.shape)
-    bands, grace = (part.gather(1, place).gather(-1, logical) for part in (mine, _after(own)))
+    bands, turns, grace = (
+        part.gather(1, place).gather(-1, logical) for part in (mine, own, _after(own))
+    )
     sent = _payloads(mine, rate).cumsum(-1)
     sent = torch.nn.functional.pad(sent[..., :-1], (1, 0)).gather(1, place[..., 0])
-    return Reservation(bands, grace, sent, whole / alone, rank)
+    return Reservation(bands, turns, grace, sent, whole / alone, rank)
 
 
 def _most_likely(
@@ -252,7 +252,7 @@ def _most_likely(
         spare = length / wanted.sum(-1, keepdim=True).clamp(min=1.0)
         given = (wanted * spare.clamp(max=SPARE)).minimum(longest)
         own = _turns(scenario, given, ready)
-        served = _deal(own) if rate.shape[-1] > 1 else own
+        served = deal(own) if rate.shape[-1] > 1 else own
         finish = likely_done(_payloads(served, rate).sum(-1))
         likely = (finish * value * (place <= last)).sum(-1)
         better = (spare[:, 0] >= 1.0) & (likely > most)
@@ -328,7 +328,7 @@ def _row(scenario: Scenario, given: Tensor) -> Tensor:
     return (at >= start) & (at < end)
 
 
-def _deal(mine: Tensor) -> Tensor:
+def deal(mine: Tensor) -> Tensor:
     """`mine` and the sub-bands nobody has, dealt one by one to those who send, the last first."""
     sends = mine.any(-1)  # [episode, place, slot]
     free = ~mine.any(1)  # [episode, slot, band]
