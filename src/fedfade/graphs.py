@@ -28,7 +28,7 @@ def record(work: Work, changed: Iterable[Tensor], device: torch.device) -> Work:
 
     Recording runs the work a few times; what it changed is put back, so that nothing has happened
     when `record` returns. The work must not wait for the device nor make tensors from host data.
-    A recording knows addresses only: whoever keeps it keeps the tensors that it reads and writes.
+    A recording knows addresses only, so it keeps the work, and with it what the work refers to.
 
     >>> total = torch.zeros(())
     >>> add = record(lambda: total.add_(1.0), [total], total.device)
@@ -52,7 +52,11 @@ def record(work: Work, changed: Iterable[Tensor], device: torch.device) -> Work:
         work()
     for tensor, value in zip(tensors, before, strict=True):
         tensor.copy_(value)
-    replay: Work = graph.replay
+
+    def replay() -> None:
+        graph.replay()
+
+    replay.work = work  # type: ignore[attr-defined]  # what it reads and writes stays as long
     return replay
 
 

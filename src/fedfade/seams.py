@@ -174,6 +174,7 @@ POLICIES = Seam(
         "wrap-around-schedule": "fedfade.allocation.schedules:WrapAroundSchedule",
         "wrap-around-choice": "fedfade.allocation.schedules:WrapAroundChoice",
         "wrap-around-feedback": "fedfade.allocation.schedules:WrapAroundFeedback",
+        "wrap-around-pairs": "fedfade.allocation.schedules:WrapAroundPairs",
         "wrap-around-age": "fedfade.allocation.schedules:WrapAroundAge",
         "wrap-around-innovation": "fedfade.allocation.schedules:WrapAroundInnovation",
         "block-fading-schedule-feedback": "fedfade.allocation.schedules:FinishFeedbackSchedule",

@@ -70,6 +70,24 @@ def test_antennas_help_and_neighbours_harm_everybody() -> None:
     assert uploads(four, "random") > 1.3 * uploads(uplink(FOUR, "radio.receiver=mrc"), "random")
 
 
+def test_a_plan_for_two_on_a_sub_band() -> None:
+    """With four antennas more is delivered than by one at a time; with one antenna it is the plan
+    for one at a time."""
+    four = uplink(FOUR, "run.seeds=6", payload=PAYLOAD / 4)
+    names = ["wrap-around-schedule", "wrap-around-pairs"]
+    one, two = (uploads(four, name) for name in names)
+    assert one + 0.3 < two
+    rounds, scenario = four.rounds([0, 1, 2]), four.scenario
+    policy = load_policy("wrap-around-pairs")
+    shown = play_round(policy, scenario, rounds, keys(four, policy.name), record=True).history
+    assert shown is not None
+    sending = torch.nn.functional.one_hot(shown.band, scenario.bands) * shown.sends[..., None]
+    sending = sending * (shown.level != scenario.silent_level)[..., None]
+    assert int(sending[0].sum(1).max()) == 2  # before anybody is late
+    plain = [played(uplink(), name) for name in names]
+    assert torch.equal(plain[0].bits, plain[1].bits)
+
+
 def test_plans_expect_what_several_antennas_gather() -> None:
     """A client alone on a sub-band sends what the plan says, to a few percent."""
     for changes, sources in ((FOUR, ("gamma", "clustered", "rayleigh")), (NEIGHBOURS, ("gamma",))):

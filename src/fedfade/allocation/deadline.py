@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedfade.allocation.assignment import assign
-from fedfade.allocation.policy import BuiltInPolicy, View, full_power
+from fedfade.allocation.policy import BuiltInPolicy, View, full_power, own_best
 from fedfade.uplink import Action
 from fedfade.uplink.plan import planned_rate, soonest_first
 
@@ -172,8 +172,7 @@ class DeadlineFeedback(BuiltInPolicy):
         belongs = members(view, needed, 1.0 / self.MARGIN, self.REACH)
         mine = self._shares(view, needed.masked_fill(~(belongs & view.ready), -1.0))
         memory.needed = memory.needed - mine.any(-1).float()
-        best = torch.where(mine, view.fading, -1.0).argmax(-1)
-        return full_power(view, torch.where(mine.any(-1), best, -1))
+        return own_best(view, mine)
 
     def _shares(self, view: View, needed: Tensor) -> Tensor:
         """Sub-bands of the longest, as many clients as there are: [episode, client, band] bool."""

@@ -65,7 +65,9 @@ def as_observed(policy: Policy, scenario: Scenario) -> Scenario:
     observed: Observed | None = getattr(policy, "observed", None)
     seen = observed._asdict() if observed else {}
     hops = bool(getattr(policy, "hop_subbands", False))
-    return replace(scenario, hold_slots=hold, hop_subbands=hops, **seen)
+    wanted = {"hold_slots": hold, "hop_subbands": hops, **seen}
+    same = all(getattr(scenario, name) == value for name, value in wanted.items())
+    return scenario if same else replace(scenario, **wanted)
 
 
 def slots_at_once(policy: Policy, scenario: Scenario, episodes: int) -> int:
@@ -216,6 +218,7 @@ class RecordedRounds:
     @torch.no_grad()
     def __init__(self, policy: Policy, scenario: Scenario, round_: Round, keys: Tensor) -> None:
         self.episodes = len(keys)
+        scenario = as_observed(policy, scenario)  # a recording may not ask how large payloads are
         self._inputs = [part.clone() for part in (*round_, keys)]
         kept = Round(*self._inputs[:-1])
         known = slots_at_once(policy, scenario, self.episodes)

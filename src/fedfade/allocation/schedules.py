@@ -5,14 +5,14 @@ clients are wasted. These policies order clients by the time they are expected t
 each sub-band to one client at a time, shortest first.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedfade.allocation.assignment import assign
-from fedfade.allocation.policy import BuiltInPolicy, View, full_power
+from fedfade.allocation.policy import BuiltInPolicy, View, full_power, own_best
 from fedfade.uplink import Action, plan
 
 
@@ -71,8 +71,7 @@ class WrapAroundSchedule(BuiltInPolicy):
         free = memory.free[:, slot, None].expand(mine.shape)
         more = plan.after_turn(grace, free, needed, memory.left[:, :, slot, None])
         mine = mine | (more & ~mine.any(-1, keepdim=True))
-        best = torch.where(mine, view.fading, -1.0).argmax(-1)
-        return full_power(view, torch.where(mine.any(-1), best, -1))
+        return own_best(view, mine)
 
 
 class WrapAroundChoice(WrapAroundSchedule):
@@ -114,8 +113,29 @@ class WrapAroundFeedback(WrapAroundChoice):
         given = (card[:, None] == number[..., None]) & free[:, None] & waits[..., None]
         mine = plan.deal((mine | given)[:, :, None])[:, :, 0]
         mine = mine.gather(1, reserved.rank[..., None].expand(mine.shape))
-        best = torch.where(mine, view.fading, -1.0).argmax(-1)
-        return full_power(view, torch.where(mine.any(-1), best, -1))
+        return own_best(view, mine)
+
+
+class WrapAroundPairs(WrapAroundSchedule):
+    """The wrap-around plan for twice the sub-bands, two of which are one: where there are several
+    antennas, the base station tells two clients apart. With one it is the plan itself."""
+
+    name = "wrap-around-pairs"
+
+    def begin(self, view: View) -> PlannedTurns:
+        return super().begin(_by_pairs(view))
+
+    def act(self, view: View, memory: PlannedTurns) -> Action:
+        action = super().act(_by_pairs(view), memory)
+        return action._replace(band=action.band % view.scenario.bands)
+
+
+def _by_pairs(view: View) -> View:
+    """With every sub-band twice: b and b + C are the same."""
+    if view.scenario.antennas == 1:
+        return view
+    twice = replace(view.scenario, bands=2 * view.scenario.bands)
+    return replace(view, scenario=twice, fading=view.fading.repeat(1, 1, 2))
 
 
 class WrapAroundAge(WrapAroundChoice):

@@ -13,11 +13,11 @@ combining), so many times; then its bits wait for a block of their own.
                             its scheme was to fail, and moves by step (target - error)/(1 - target)
 
 Where acknowledgements are drawn, a client's state is the loop's offset and the block that is to
-be sent again: tries left, row and rate of the scheme, SINR so far, and its luck, drawn when it was
-begun: it gets through once its error is no greater. Where they are expected, the state is the
-offset, how likely a block is begun in the next slot, and the blocks begun in the last R slots, the
-last first: row and rate, SINR and error so far, how likely it was begun. That is exact: a block
-that failed j times was begun j of the client's slots ago.
+be sent again: how often it was sent, row and rate of the scheme, SINR so far, and its luck, drawn
+when it was begun: it gets through once its error is no greater. Where they are expected, the state
+is the offset, how likely a block is begun in the next slot, and the blocks begun in the last R
+slots, the last first: row and rate, SINR and error so far, how likely it was begun. That is exact:
+a block that failed j times was begun j of the client's slots ago.
 """
 
 import math
@@ -29,7 +29,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import ndtr
 from torch import Tensor
 
 from fedfade.config import NrConfig, RadioConfig
@@ -138,7 +137,7 @@ def block_error(scheme: Scheme, symbols: float, block_bits: float, gap_db: float
     mean, variance = information(scheme.bits_per_symbol)
     spare = length * (mean - scheme.efficiency) + 0.5 * math.log2(length)
     deviations = spare / np.sqrt(np.maximum(length * variance, 1e-12))
-    one = ndtr(-deviations)
+    one = 0.5 * torch.special.erfc(torch.from_numpy(deviations * math.sqrt(0.5))).numpy()
     lost = -np.expm1(blocks * np.log1p(-np.minimum(one, 1.0 - 1e-15)))
     worse = np.interp(grid_db() - gap_db, grid_db(), lost)
     worse[0] = 1.0  # where nothing is heard
@@ -230,40 +229,39 @@ class Nr:
         self._step = nr.step_db * _LN_PER_DB / (1.0 - nr.target_error)
         self._up = self._step * nr.target_error
         self._farthest = _OFFSET_DB * _LN_PER_DB
-        # Of a block that is begun: place of 0 dB in the table, bit/s, ...
-        rate = [share * radio.bandwidth_hz * s.efficiency for s in read_schemes(nr.table)]
-        rows = [[scheme * size + self._shift, bps] for scheme, bps in enumerate(rate)]
-        copies = nr.retransmissions
+        # Of a block that is begun: place of 0 dB in the table, bit/s.
+        schemes = read_schemes(nr.table)
+        self._row = tensor([place * size + self._shift for place in range(len(schemes))])
+        self._rate = tensor([share * radio.bandwidth_hz * one.efficiency for one in schemes])
+        self._copies = nr.retransmissions
         self.draws = nr.feedback == "sampled"
         if self.draws:
             self.send, self.initial = self._drawn, torch.zeros(6)
-            self._rows, self._rates = tensor(rows).T.contiguous()
-            self._copies = copies
         else:
-            self.send, self.initial = self._expected, torch.zeros(2 + 5 * copies)
+            self.send, self.initial = self._expected, torch.zeros(2 + 5 * self._copies)
             self.initial[1] = 1.0
             self.initial[2::5] = self._shift  # a row of the table, though nothing is looked up
-            self._begun = tensor([[*row, 0.0, 1.0] for row in rows])
 
     def efficiency(self, ratio: Tensor) -> Tensor:
         place = ratio.clamp(self._least, self._most).log() * self._scale + self._shift
         return self._goodput[place.long()]
 
-    def _picked(self, offset: Tensor, known: Tensor) -> Tensor:
-        """A block of the scheme for the SINR that is known: [4, episode, client]."""
-        wanted = known.log().add_(offset)
-        scheme = torch.bucketize(wanted, self._from, right=True)
-        return torch.embedding(self._begun, scheme).movedim(-1, 0)
+    def _picked(self, offset: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+        """Row and rate of the scheme for the SINR that is known: [episode, client]."""
+        scheme = torch.bucketize(known.log().add_(offset), self._from, right=True)
+        return self._row.take(scheme), self._rate.take(scheme)
 
     def _error(self, row: Tensor, heard: Tensor) -> Tensor:
         """Of blocks at SINRs: the shape of both."""
         place = torch.add(row, heard.clamp(self._least, self._most).log_(), alpha=self._scale)
         return self._errors.take(place.long())
 
-    def _move(self, offset: Tensor, error: Tensor) -> None:
-        """The outer loop, in place, after such errors of the schemes picked."""
-        offset.add_(error, alpha=-self._step).add_(self._up)
-        offset.clamp_(-self._farthest, self._farthest)
+    def _moved(self, offset: Tensor, error: Tensor) -> Tensor:
+        """The outer loop's offset after such errors of the schemes picked."""
+        offset = torch.add(offset, error, alpha=-self._step).add_(self._up)
+        return offset.clamp_(-self._farthest, self._farthest)
+
+    # Clients' values are handled one kind at a time: on a GPU all of it becomes one kernel.
 
     def _drawn(
         self, state: Tensor, ratio: Tensor, known: Tensor, chance: Tensor
@@ -271,35 +269,32 @@ class Nr:
         """The block that waits is sent again, or a new one."""
         offset, sent, row, rate, heard, luck = state.unbind(-1)
         waits, sends = sent > 0, ratio > 0
-        scheme = torch.bucketize(known.log().add_(offset), self._from, right=True)
-        new_row = self._rows.take(scheme)
-        row = torch.where(waits, row, new_row)
-        rate = torch.where(waits, rate, self._rates.take(scheme))
+        new_row, new_rate = self._picked(offset, known)
+        row, rate = torch.where(waits, row, new_row), torch.where(waits, rate, new_rate)
         luck = torch.where(waits, luck, chance)
         heard = heard + ratio
-        moved = offset.clone()
-        self._move(moved, self._error(new_row, ratio))
-        offset = torch.where(sends, moved, offset)
         lost = self._error(row, heard) > luck
+        moved = self._moved(offset, self._error(new_row, ratio))
         sent = sent + sends
-        again = lost & (sent <= self._copies)
-        after = torch.stack([offset, sent * again, row, rate, heard * again, luck])
-        return after.movedim(0, -1), rate.masked_fill(lost, 0.0)
+        again = lost & (sent <= self._copies)  # who is silent: as before
+        after = torch.where(sends, moved, offset), sent * again, row, rate, heard * again, luck
+        return torch.stack(after).movedim(0, -1), rate.masked_fill(lost, 0.0)
 
     def _expected(
         self, state: Tensor, ratio: Tensor, known: Tensor, chance: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Every block that is under way is sent again, and a new one, as likely as each is."""
-        state = state.movedim(-1, 0)  # as it lies in memory
-        # The new block stands first; the oldest leaves.
-        every = torch.cat([state[:2], self._picked(state[0], known), state[1:]])
-        after, kept = every[: len(state)], len(state) // 5
-        row, rate, heard, before, begun = every[2:].unflatten(0, (-1, 5)).unbind(1)
-        heard.add_(ratio)  # [block, episode, client]
+        state, copies = state.movedim(-1, 0), self._copies  # [width, episode, client]
+        new_row, new_rate = self._picked(state[0], known)
+        fresh = torch.stack([new_row, new_rate, torch.zeros_like(ratio), torch.ones_like(ratio)])
+        blocks = torch.cat([fresh, state[1:]]).view(-1, 5, *ratio.shape)  # the new one first
+        row, rate, heard, before, begun = blocks.unbind(1)  # [block, episode, client]
+        heard.add_(ratio)
         error = self._error(row, heard)
         lost = begun * error
         through = (begun * before).sub_(lost)
         before.copy_(error)
-        self._move(after[0], error[0])
-        after[1].copy_(1.0 - lost[:kept].sum(0))
+        begins = 1.0 - lost[:copies].sum(0, keepdim=True)
+        kept = blocks[:copies].flatten(0, 1)
+        after = torch.cat([self._moved(state[:1], error[:1]), begins, kept])
         return torch.where(ratio > 0, after, state).movedim(0, -1), through.mul_(rate).sum(0)

@@ -75,11 +75,8 @@ class Scenario:
     remembers: bool  # the server takes the last update of those who do not deliver
 
     counted_in: torch.dtype = field(init=False)  # what is left of a payload
-    link_delays: Tensor = field(init=False)  # [2] ages of the air a block meets, and is made for
 
     def __post_init__(self) -> None:
-        delays = torch.tensor([0, self.link_delay_slots], device=self.device)
-        object.__setattr__(self, "link_delays", delays)
         large = bool((torch.as_tensor(self.payload_bits) > _SINGLE_BITS).any())
         object.__setattr__(self, "counted_in", torch.float64 if large else torch.float32)
 
@@ -354,7 +351,7 @@ def slot_air(scenario: Scenario, round_: Round, slot: int | Tensor) -> SlotAir:
         if isinstance(slot, int):
             slots = slot, max(slot - delay, 0)
         else:
-            slots = (slot - scenario.link_delays).clamp_(min=0)
+            slots = torch.cat([slot, slot - delay]).clamp_(min=0)
     air = _air(scenario, round_, slots)
     chance = _of_slot(round_.chance, slot) if link.draws else round_.chance[:, :0, 0]
     (first, last), quorum = scenario.quorum, None
