@@ -174,7 +174,7 @@ class MatchingNetworks(SetNetworks):
         parts = torch.split(seen, self.columns(), dim=-1)
         me, need, _, work, left, _, done = parts[:7]
         bands = self.sizes[-1] - 1
-        fading = parts[7].unflatten(-1, (-1, bands))  # [run, row, rank, band]
+        fading = parts[7].view(*need.shape, bands)  # [run, row, rank, band]
         others = open_tokens(need, work, left, done, bands)
         said, _ = self._judge(others, bands)
         # Bounded, as prices go along with what all find worth more. Too many, and all are late.
