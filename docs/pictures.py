@@ -55,6 +55,12 @@ def levers(scale: str, *only: str) -> Figure:
     return levers_page.levers_figure(load_levers(scale, only), read(f"levers-{scale}"))
 
 
+def levers_by_load() -> Figure:
+    """Six combinations against the bits of a model."""
+    (part,) = load_levers("paper", ["payload"]).parts
+    return levers_page.load_figure(part, matching(read("levers-paper"), part="payload"))
+
+
 def maps() -> Figure:
     """Who wins where."""
     tables = {"uploads": read("results-regimes"), "accuracy": read("results-regimes-accuracy")}
@@ -118,7 +124,8 @@ def at_the_centre(table: DataFrame) -> DataFrame:
 PICTURES: dict[str, Callable[[], Figure]] = {
     "ladder": partial(ladder, "uploads"),
     "ladder-accuracy": partial(ladder, "accuracy"),
-    "levers": partial(levers, "small", "paper", "heavy", "payload", "order"),
+    "levers": partial(levers, "paper", "payload", "clients", "order"),
+    "levers-load": levers_by_load,
     "levers-paper": partial(levers, "paper", "paper"),
     "round-learned": partial(turns, "paper", 2010, "wrap-around-schedule", "mappo-hold"),
     "round-packed": partial(turns, "ring", 1000, "block-fading-schedule", "qmix-plus"),

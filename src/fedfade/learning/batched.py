@@ -273,7 +273,8 @@ class ClientBatch:
         if not len(chosen):
             return []
         # The last block is filled up with its last client, trained to the same end again and again.
-        return torch.cat([chosen, chosen[-1:].expand(-len(chosen) % size)]).split(size)
+        filled = torch.cat([chosen, chosen[-1:].expand(-len(chosen) % size)])
+        return torch.split(filled, size)
 
     def _clients_at_once(self, flat: Tensor, averaged: Tensor, batch: Tensor, wanted: int) -> int:
         """As many clients as are worth it and fit the memory set aside, by what one takes."""

@@ -37,7 +37,7 @@ def write_load_picture(levers: Levers, out: Path, table: DataFrame) -> None:
     """`load.png`, where the part over payloads was played."""
     for part in levers.parts:
         if part.name == _OVER_LOAD:
-            save_figure(_load_figure(part, matching(table, part=part.name)), out / "load.png")
+            save_figure(load_figure(part, matching(table, part=part.name)), out / "load.png")
 
 
 def page(levers: Levers, table: DataFrame, claims: DataFrame) -> str:
@@ -102,7 +102,7 @@ def levers_figure(levers: Levers, table: DataFrame) -> Any:
     return figure
 
 
-def _load_figure(part: LeverPart, table: DataFrame) -> Any:
+def load_figure(part: LeverPart, table: DataFrame) -> Any:
     from fedfade.studies.paper.charts import panels
 
     figure, ((axes,),) = panels(8.2, 3.8, 1, 1)
