@@ -242,7 +242,7 @@ def test_clients_numbered_differently_do_the_same(kind: list[str]) -> None:
         networks(observe(scenario, rounds, Progress(bits), 8).transpose(0, 1))
         for rounds, bits in ((round_, left), (renamed, left[:, new]))
     )
-    torch.testing.assert_close(values[new], theirs)
+    torch.testing.assert_close(values[new], theirs, rtol=1e-4, atol=1e-3)
 
 
 @KINDS
@@ -252,8 +252,9 @@ def test_an_agent_goes_by_its_own_observation_alone(kind: list[str]) -> None:
     for client in range(7):
         others = torch.randn(seen.shape)
         others[client] = seen[client]
-        torch.testing.assert_close(networks(others)[client], values[client])
-        torch.testing.assert_close(client_network(networks, client)(seen[client]), values[client])
+        # Worths less prices are differences of thousands in float32, summed in another order.
+        for found in (networks(others)[client], client_network(networks, client)(seen[client])):
+            torch.testing.assert_close(found, values[client], rtol=1e-4, atol=1e-3)
     # room that makes rows start on 16 bytes is not read
     room = torch.cat([seen, torch.randn(*seen.shape[:-1], 3)], dim=-1)
     assert torch.equal(networks(room), values)
