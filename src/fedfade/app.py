@@ -11,12 +11,11 @@ from rich.table import Table
 from fedfade import __version__
 from fedfade.bench import command as bench
 from fedfade.commands import channel, options
-from fedfade.commands.compare import compare, replay, report
+from fedfade.commands.compare import compare, replay, report, verify
 from fedfade.commands.learning import bound, data, learn, partition
 from fedfade.commands.mistakes import mistake
 from fedfade.commands.sweep import sweep
 from fedfade.commands.train import export, train
-from fedfade.commands.verify import verify
 from fedfade.config import load_config, preset_names, preset_summary, render_config
 from fedfade.errors import UserError
 from fedfade.studies.commands import ladder, levers, reproduce

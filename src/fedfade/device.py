@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import torch
 
@@ -59,10 +60,8 @@ def free_cores() -> int:
     if cores == 1 or not (before := _idle_s()):
         return cores
     time.sleep(_WATCHED_S)
-    idle = sum(
-        sorted((b - a for a, b in zip(before, _idle_s(), strict=False)), reverse=True)[:cores]
-    )
-    return max(1, min(cores, round(idle / _WATCHED_S)))
+    each = sorted((b - a for a, b in zip(before, _idle_s(), strict=False)), reverse=True)
+    return max(1, min(cores, round(sum(each[:cores]) / _WATCHED_S)))
 
 
 def _idle_s() -> list[float]:
@@ -82,14 +81,18 @@ def use_threads(wanted: int | None) -> None:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """For tensors so small that sharing them costs 10x, and sums that must not depend on it."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def on_threads(count: int) -> Iterator[None]:
+    """Compute on so many threads, and then on as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
+
+
+one_thread = partial(on_threads, 1)
+"""For tensors so small that sharing them costs 10x, and sums that must not depend on it."""
 
 
 @contextmanager

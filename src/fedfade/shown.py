@@ -1,7 +1,5 @@
 """Names and texts that may come from files of strangers, made harmless for where they are shown."""
 
-import html
-
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the start of one
 
 
@@ -54,12 +52,3 @@ def marked(text: str) -> str:
     '&lt;b>bold&lt;/b>'
     """
     return text.replace("<", "&lt;")
-
-
-def tagged(text: str) -> str:
-    """For HTML.
-
-    >>> tagged("<b> & $")
-    '&lt;b&gt; &amp; $'
-    """
-    return html.escape(plain(text))

@@ -101,8 +101,39 @@ def test_the_feedback_is_used(make_round) -> None:
     assert int((~silent[0]).sum()) == scenario.bands
 
 
+def test_plans_that_are_told_more_deliver_more(make_round) -> None:
+    """Averages of sub-bands, as the plans count on; 40 rounds."""
+    gamma = ("radio.source=gamma",)
+    scenario, round_ = make_round(15, 6, episodes=40, seed=3, overrides=gamma)
+    names = ("wrap-around-choice", "wrap-around-feedback", "csi-matching", "deadline-matching")
+    found = [uploads(name, scenario, round_) for name in names]
+    assert found == sorted(found), found
+
+
+def test_a_turn_that_ends_early_goes_to_who_is_late(make_round) -> None:
+    """Both clients of the plan's first turns have sent alike; one hears that the other is done, and
+    who has neither finished nor a turn left takes what is free."""
+    scenario, round_ = make_round(25, 0, episodes=1, overrides=("learning.clients=3",))
+    policy, keys = load_policy("wrap-around-feedback"), torch.arange(1)
+    progress, last = start_round(scenario, 1), scenario.slots - 1
+    memory = policy.begin(make_view(policy, scenario, round_, progress, 0, keys))
+    turns = memory.reserved.turns[0].any(-1)  # [client, slot]
+    late = int((~turns[:, last]).float().argmax())
+    assert turns[late].any()
+    for done in ([], [client for client in range(3) if client != late]):
+        left = progress.remaining_bits.clone()
+        left[:, done] = 0.0
+        now = progress._replace(remaining_bits=left)
+        action = policy.act(make_view(policy, scenario, round_, now, last, keys), memory)
+        sends = action.level[0] != scenario.silent_level
+        assert sends.tolist() == [client not in done for client in range(3)]
+        assert len({*action.band[0, sends].tolist()}) == 3 - len(done)
+
+
 @pytest.mark.parametrize(("clients", "bands"), [(2, 4), (5, 1), (1, 1), (4, 4)])
-@pytest.mark.parametrize("name", ["deadline-feedback", "deadline-matching"])
+@pytest.mark.parametrize(
+    "name", ["deadline-feedback", "wrap-around-feedback", "deadline-matching", "csi-matching"]
+)
 def test_any_number_of_clients_and_sub_bands(name, clients, bands, make_round) -> None:
     overrides = (f"learning.clients={clients}", f"radio.subbands={bands}")
     scenario, round_ = make_round(20, 6, overrides=overrides)

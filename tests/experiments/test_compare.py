@@ -163,13 +163,13 @@ def test_a_folder_of_another_config_is_refused(fedfade, tmp_path: Path) -> None:
 
 BAD = [
     (["--policies", "magic"], "policy = 'magic' is not allowed"),
-    (["--policies", "qmix-plus-plus"], "qmix, qmix-hold, qmix-plus, size-free, or module:factory"),
+    (["--policies", "qmix-plus-plus"], "size-free, size-free-feedback, or module:factory"),
     (["--policies", "genie"], "it needs a policy"),
     (
         ["--policies", "qmix-plus", "--set", "learning.payload_bits=auto"],
         "policy 'qmix-plus' does not fit: ",
     ),
-    (["--policies", "qmix-plus"], "what does: size-free, wrap-around-choice, or agents of your"),
+    (["--policies", "qmix-plus"], "what does: size-free, size-free-feedback, wrap-around-"),
     (["--policies", ""], "allocation.policies"),
     (["--set", "learning.clients=0"], "learning.clients = 0"),
     (["--rounds", "0"], "run.rounds = 0"),

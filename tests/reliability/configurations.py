@@ -94,12 +94,14 @@ def _settled(tree: Tree) -> Tree:
     qmix = tree["qmix"]
     for part, name in ((qmix, "layouts"), (qmix["mappo"], "minibatches")):
         part[name] = part[name] if qmix["parallel_episodes"] % part[name] == 0 else 1
-    if qmix["network"] == "set":
+    if over_set := qmix["network"] != "mlp":
         qmix |= {"share_parameters": True, "client_id": False, "power": "binary"}
         qmix |= {"dueling": False, "trust": 0.0}
-        tree["allocation"]["observe"] = ["order", "slots_left", "fading", "remaining"]
+        told = {"set-feedback": ["finished_order"], "set-csi": ["finished_order", "order_fading"]}
+        seen = ["order", "slots_left", "fading", *told.get(qmix["network"], []), "remaining"]
+        tree["allocation"]["observe"] = seen
         any_size = qmix["algorithm"] == "mappo" or qmix["mixer"] in ("vdn", "independent")
-    qmix["sizes"] = qmix["sizes"] if qmix["network"] == "set" and any_size else []
+    qmix["sizes"] = qmix["sizes"] if over_set and any_size else []
     qmix["client_id"] |= not qmix["share_parameters"]
     radio, cell, learning = tree["radio"], tree["cell"], tree["learning"]
     qmix["hold_slots"] = min(qmix["hold_slots"], radio["slots"])

@@ -10,7 +10,7 @@ from fedfade.config import Config
 from fedfade.errors import UserError
 from fedfade.experiments import read_rows
 from fedfade.studies.frames import matching, read_frame
-from fedfade.studies.levers import load_picture, plan, runs
+from fedfade.studies.levers import page, plan, runs
 
 QUICK = ["--scale", "small", "--only", "paper", "--rounds", "2", "--seeds", "2"]
 QUICK += ["--set", "radio.slots=20", "--set", "learning.payload_bits=800000", "--device", "cpu"]
@@ -93,9 +93,9 @@ def test_all_of_it(fedfade, tmp_path: Path) -> None:
 def test_accuracy_against_load_is_drawn(tmp_path: Path) -> None:
     """From the table that the page shows; every line of the picture is one of the part's."""
     levers = plan.load_levers("small", ["payload"])
-    assert {*load_picture._SHOWN} <= {line.name for line in levers.parts[0].lines}
+    assert {*page._SHOWN} <= {line.name for line in levers.parts[0].lines}
     table = read_frame(Path(__file__).parents[2] / "docs/data/levers-small.csv")
-    load_picture.write_load_picture(levers, tmp_path, table)
+    page.write_load_picture(levers, tmp_path, table)
     assert (tmp_path / "load.png").stat().st_size > 10_000
 
 

@@ -27,7 +27,6 @@ from fedfade.studies.frames import matching, read_frame, write_frame
 from fedfade.studies.paper import (
     ALL,
     SCALES,
-    amounts,
     charts,
     claims,
     questions,
@@ -36,7 +35,6 @@ from fedfade.studies.paper import (
     reproduction,
     runs,
     setting,
-    work,
 )
 from fedfade.studies.paper.setting import Grid, checked_setting, seeds_used
 from tests.conftest import TINY
@@ -145,9 +143,12 @@ def test_one_bar_for_all_parts(tmp_path: Path) -> None:
     """Shares of the whole never fall and end at 1; parts that others begin with count once."""
     base = load_config("paper", [*SCALES["small"].overrides, *MICRO])
     told: list[float] = []
-    counting = work.Work(lambda share, doing: told.append(share))
+    counting = setting.Work(lambda share, doing: told.append(share))
     one = checked_setting(tmp_path, base, "small", work=counting)
-    alone, after = amounts.amounts(one, ["accuracy"]), amounts.amounts(one, ["reward", "accuracy"])
+    alone, after = (
+        reproduction.amounts(one, ["accuracy"]),
+        reproduction.amounts(one, ["reward", "accuracy"]),
+    )
     assert sum(alone.values()) == sum(after.values())
     assert after["accuracy"] < alone["accuracy"]
     reproduce(one, ["partition", "reward"])

@@ -35,7 +35,7 @@ from fedfade.uplink import (
 )
 from fedfade.uplink import env as aec_env
 from fedfade.uplink.environment import ID, UplinkEnv
-from fedfade.uplink.round_so_far import round_so_far_figure
+from fedfade.uplink.figures import round_so_far_figure
 
 
 @pytest.fixture(autouse=True)

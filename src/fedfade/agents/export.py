@@ -1,8 +1,11 @@
 """Agents for devices without PyTorch: one ONNX file per client, and how to scale its inputs."""
 
+import io
 import math
 import statistics
 import timeit
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from fedfade.agents.checkpoint import load_checkpoint
-from fedfade.agents.networks import StackedLinear
-from fedfade.agents.sets import NEAR, OVER, REACH, SHARP, STRETCH, SetNetworks
-from fedfade.agents.trained import ClientNetwork, load_agents
+from fedfade.agents.networks import AgentNetworks
+from fedfade.agents.trained import client_network, load_agents
 from fedfade.config import Config
 from fedfade.errors import UserError
 from fedfade.learning import listed, payload_bits
@@ -21,7 +23,7 @@ from fedfade.storage import write_json, writing
 from fedfade.uplink import part_columns, scenario_from_config
 from fedfade.uplink import parts as observation
 
-OPSET, IR_VERSION = 17, 8  # old enough for small runtimes
+OPSET = 17  # old enough for small runtimes
 
 QUANTITIES = {
     "alphas": "mean SNR of every client at full power, dB",
@@ -64,18 +66,7 @@ def export_agents(folder: Path, out: Path) -> list[Path]:
     agents = load_agents(checkpoint)
     written = []
     for client in range(agents.agents):
-        if isinstance(agents, SetNetworks):
-            lines, arrays = (graph := set_graph(agents)).lines, graph.arrays
-        else:
-            lines = onnx_lines(network := ClientNetwork(agents, client))
-            arrays = {f"weight{n}": weight for n, weight in enumerate(network.weights)}
-            arrays |= {f"bias{n}": bias for n, bias in enumerate(network.biases)}
-            arrays |= {} if network.skip is None else {"skip": network.skip}
-        choose = "action = ArgMax <axis = 1, keepdims = 0> (values) }"
-        model = onnx.parser.parse_model("\n".join([*lines, choose]))
-        for name, tensor in arrays.items():
-            array = np.asarray(tensor.numpy(), order="C")  # a scalar stays one
-            model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+        model = onnx.load_from_string(_traced(agents, client))
         onnx.checker.check_model(model)
         written.append(out / f"client-{client}.onnx")
         with writing(written[-1]) as temporary:
@@ -84,128 +75,36 @@ def export_agents(folder: Path, out: Path) -> list[Path]:
     return written
 
 
-def onnx_lines(network: ClientNetwork) -> list[str]:
-    """The network in ONNX's own language: observation -> values of all actions."""
-    lines = _head(network.weights[0].shape[0], network.weights[-1].shape[1])
-    last, x = len(network.weights) - 1, "observation"
-    for layer in range(last):
-        lines.append(f"sum{layer} = Gemm({x}, weight{layer}, bias{layer})")
-        lines.append(f"hidden{layer} = Relu(sum{layer})")
-        x = f"hidden{layer}"
-    learned = "values" if network.skip is None else f"sum{last}"
-    lines.append(f"{learned} = Gemm({x}, weight{last}, bias{last})")
-    if network.skip is not None:
-        lines.append(f"values = Gemm(observation, skip, {learned})")
-    return lines
+class _Decision(nn.Module):
+    """Observation [batch, width] -> the best action [batch], the values of all."""
+
+    def __init__(self, values: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self._values = values
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        values = self._values(observation)
+        return values.argmax(-1), values
 
 
-def _head(width: int, actions: int) -> list[str]:
-    head = f'<ir_version: {IR_VERSION}, opset_import: ["" : {OPSET}], producer_name: "fedfade">'
-    out = f"int64[batch] action, float[batch, {actions}] values"
-    return [head, f"client (float[batch, {width}] observation) => ({out}) {{"]
-
-
-class _Graph:
-    """A graph in ONNX's own language, written operation by operation, and the arrays it names."""
-
-    def __init__(self, width: int, actions: int) -> None:
-        self.lines, self.arrays = _head(width, actions), dict[str, Tensor]()
-
-    def __call__(self, op: str, *inputs: str | Tensor, options: str = "", out: str = "") -> str:
-        """One operation; the name of what comes out."""
-        names = [x if isinstance(x, str) else self._array(x) for x in inputs]
-        out = out or f"x{len(self.lines)}"
-        self.lines.append(f"{out} = {op} {options} ({', '.join(names)})")
-        return out
-
-    def _array(self, tensor: Tensor) -> str:
-        self.arrays[name := f"array{len(self.arrays)}"] = tensor
-        return name
-
-    def stack(self, *columns: str) -> str:
-        tall = (self("Unsqueeze", column, torch.tensor([2])) for column in columns)
-        return self("Concat", *tall, options="<axis = 2>")
-
-    def beside(self, *parts: str, out: str = "") -> str:
-        return self("Concat", *parts, options="<axis = 1>", out=out)
-
-    def layer(self, x: str, layer: nn.Module, relu: bool = False) -> str:
-        assert isinstance(layer, StackedLinear)
-        x = self("Add", self("MatMul", x, layer.weight[0]), layer.bias[0, 0])
-        return self("Relu", x) if relu else x
-
-    def through(self, layers: nn.ModuleList, x: str) -> str:
-        for layer in layers[:-1]:
-            x = self.layer(x, layer, relu=True)
-        return self.layer(x, layers[-1])
-
-    def total(self, x: str, y: str) -> str:
-        return self("ReduceSum", self("Mul", x, y), torch.tensor([1]))
-
-    def fill(self, value: float, like: str) -> str:
-        return self("Add", self("Sub", like, like), torch.tensor([value]))
-
-    def near(self, x: str) -> str:
-        return self("Clip", x, torch.tensor(-REACH), torch.tensor(REACH))
-
-    def times(self, x: str, factor: float) -> str:
-        return self("Mul", x, torch.tensor([factor]))
-
-
-def set_graph(agents: SetNetworks) -> _Graph:
-    """A network over the set of clients, of one size: `client_tokens`, `band_tokens` and its
-    layers."""
-    clients, bands = agents.agents, agents.sizes[-1] - 1
-    do, one, count = _Graph(agents.width, bands + 1), torch.tensor([1]), torch.tensor([1.0 * bands])
-    names = ["me", "need", "before", "work", "left", "fading", "rest"]
-    columns = torch.tensor(agents.columns())
-    do("Split", "observation", columns, options="<axis = 1>", out=", ".join(names))
-    me, need, before, work, left, fading, rest = names
-
-    nobody = do.beside(need, do.fill(REACH, left))
-    following = do("Gather", nobody, torch.arange(1, clients + 1), options="<axis = 1>")
-    served = do("Add", do.fill(0.0, need), torch.arange(1.0, clients + 1.0)[None] / bands)
-    excess = do("Sub", work, torch.ones(1))
-    full = do.near(do.times(excess, NEAR))
-    others = do.stack(need, work, full, following, served, do.fill(1.0 / bands, need))
-    heard = do("Relu", do.through(agents.listen, others))
-    summed = do("ReduceSum", heard, one, options="<keepdims = 0>")
-    largest = do("ReduceMax", heard, options="<axes = [1], keepdims = 0>")
-    pooled = do.beside(do("Div", summed, count), largest)
-    everybody = do("Expand", do("Unsqueeze", pooled, one), torch.tensor([1, clients, 1]))
-    said = do.through(agents.judge, do("Concat", heard, everybody, options="<axis = 2>"))
-    odds, turns = (do("Gather", said, torch.tensor(n), options="<axis = 2>") for n in (0, 1))
-    lacks, over = do("Relu", do("Neg", excess)), do.times(do("Relu", excess), OVER)
-    wrong = do.times(do("Add", lacks, over), NEAR)
-    last = do("Softmax", do("Sub", do.times(odds, SHARP), wrong), options="<axis = 1>")
-    belongs = do.total(do("CumSum", last, torch.tensor(1), options="<reverse = 1>"), me)
-    most = do("Add", do("Softplus", do("Add", turns, torch.tensor([STRETCH]))), torch.ones(1))
-    fills = do("Reciprocal", do("Clip", work, torch.tensor(1e-3), torch.tensor(1.0)))
-    stretch, mine = do.total(last, do("Min", fills, most)), do.total(me, need)
-    start, row = (do("Mul", do("Mul", stretch, count), x) for x in (before, do.total(last, work)))
-    end = do("Add", start, do("Min", do("Mul", stretch, mine), torch.ones(1)))
-    band = torch.arange(1.0 * bands)[None]
-    here = do("Add", do("Sub", torch.ones(1), left), band)
-    less = (do("Cast", do("Less", here, x), options="<to = 1>") for x in (row, start))
-    busy, under = (do("ReduceSum", flags, one) for flags in less)
-    spare = do("Sub", do("Sub", do("Add", busy, busy), torch.ones(1)), do("Add", under, band))
-    edges = [do("Sub", here, start), do("Sub", end, here), do("Sub", row, here)]
-    seen = [*edges, *(do.times(edge, NEAR) for edge in edges)]
-    seen += [do("Sub", band, busy), do("Sub", band, under), spare]
-    rank = do("MatMul", me, torch.arange(1.0 * clients)[:, None])
-    alike = do("Equal", do("Mod", rank, count, options="<fmod = 1>"), band)
-    logical = do("Add", do.fill(0.0, fading), band / bands)
-    token = do.stack(*map(do.near, seen), fading, do("Cast", alike, options="<to = 1>"), logical)
-    until = do("Add", end, left)
-    until = do("Sub", until, do("Floor", until))
-    place = [mine, left, belongs, until, stretch, before, do.fill(clients / bands, left)]
-    own = do.beside(rest, *place, pooled)
-    mine_there = do("Unsqueeze", do.layer(own, agents.own_side), one)
-    met = do("Relu", do("Add", mine_there, do.layer(token, agents.band_side)))
-    more = do("Squeeze", do.through(agents.score, met), torch.tensor([2]))
-    silent = do.through(agents.silence, own)
-    do.beside(do("Add", silent, more), silent, out="values")
-    return do
+def _traced(agents: AgentNetworks, client: int) -> bytes:
+    """What one client carries, as an ONNX model for any number of observations."""
+    names = {"input_names": ["observation"], "output_names": ["action", "values"]}
+    sizes = {name: {0: "batch"} for name in (*names["input_names"], *names["output_names"])}
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        # Sizes become constants, and so they are. PyTorch's newer exporter needs one package more.
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            _Decision(client_network(agents, client)),
+            (torch.zeros(2, agents.width),),
+            file,  # type: ignore[arg-type]
+            dynamo=False,
+            opset_version=OPSET,
+            dynamic_axes=sizes,
+            **names,  # type: ignore[arg-type]
+        )
+    return file.getvalue()
 
 
 def decision_us(path: Path, repeats: int = 2000) -> float | None:

@@ -52,9 +52,8 @@ def training_part(
         _card("Reward of an episode", f"{now['reward']:.2f}", "", last),
     ]
     if np.nan_to_num(table[:, :, places.index("epsilon")]).any():
-        cards.append(
-            _card("Exploration", f"{table[0, -1, places.index('epsilon')]:.3f}", "", "epsilon")
-        )
+        epsilon = table[0, -1, places.index("epsilon")]
+        cards.append(_card("Exploration", f"{epsilon:.3f}", "", "epsilon"))
     if now["q"] == now["q"]:
         cards.append(_card("Value of a state", f"{now['q']:.2f}", "", last))
     if left_s is not None:
@@ -80,17 +79,13 @@ def _table(curves: Curves) -> np.ndarray:
         raise UserError("the training has played no episodes yet.")
     table = np.array([curve[:length] for curve in curves], float).reshape(len(curves), length, -1)
     parts = np.array_split(table, min(_POINTS, length), axis=1)
-    with np.errstate(invalid="ignore"):
-        means = [
-            np.stack([_means(part[:, :, n]) for n in range(part.shape[2])], -1) for part in parts
-        ]
-    points = np.stack(means, 1)
+    points = np.stack([_means(part.swapaxes(1, 2)) for part in parts], 1)
     points[:, :, 0] = np.stack([part[:, -1, 0] for part in parts], 1)
     return points
 
 
 def _means(values: np.ndarray) -> np.ndarray:
-    """Mean of what was measured, [seed]; NaN where nothing was."""
+    """Mean of what was measured over the last axis; NaN where nothing was."""
     measured = ~np.isnan(values)
     total = np.where(measured, values, 0.0).sum(-1)
     return np.where(measured.any(-1), total / np.maximum(1, measured.sum(-1)), np.nan)
@@ -130,12 +125,9 @@ def _plot(table: np.ndarray, name: str, label: str, digits: int) -> dict[str, An
         for row in y
     ]
     ends = {"first": f"{episodes[0]:,.0f}", "end": f"{episodes[-1]:,.0f}"}
-    numbers = {
-        "low": f"{low:.{digits}f}",
-        "high": f"{high:.{digits}f}",
-        "last": f"{known[-1]:.{digits}f}",
-    }
-    return {"name": label, "lines": lines, **ends, **numbers}
+    numbers = {"low": low, "high": high, "last": known[-1]}
+    texts = {which: f"{number:.{digits}f}" for which, number in numbers.items()}
+    return {"name": label, "lines": lines, **ends, **texts}
 
 
 class LivePage:

@@ -81,12 +81,8 @@ def _give_own_folder(folder: Path, config: Config) -> None:
     seed = checkpoint.config.run.seed
     check_same_training(checkpoint, changed(config, {"run.seed": seed}))
     with folder_lock(folder):
-        kept = (
-            INDEX,
-            "config.yaml",
-            "tensorboard",
-            *(f["name"] for f in checkpoint.files.values()),
-        )
+        tensors = [file["name"] for file in checkpoint.files.values()]
+        kept = (INDEX, "config.yaml", "tensorboard", *tensors)
         place = seed_folder(folder, seed)
         if not place.exists():
             copy = folder / f".joining-{seed}"
@@ -259,10 +255,8 @@ def _pages(group: list[_Run]) -> list[tuple[LivePage, list[_Run]]]:
         seeds = [o for o in group if o.folder == seed_folder(run.folder.parent, o.config.run.seed)]
         together = run in seeds and len(seeds) > 1
         found.setdefault(run.folder.parent if together else run.folder, []).append(run)
-    return [
-        (LivePage(place, runs[0].config, f"Training {place.name}"), runs)
-        for place, runs in found.items()
-    ]
+    each = found.items()
+    return [(LivePage(at, runs[0].config, f"Training {at.name}"), runs) for at, runs in each]
 
 
 def _save_all(trainer: Trainer, group: list[_Run]) -> None:

@@ -34,7 +34,7 @@ CLIENT_TOKEN, BAND_TOKEN, PLACE = 6, 12, 7  # numbers in a token; in where an ag
 FREE_TOKEN, OPEN_TOKEN = 5, 5  # more of a sub-band, and of a client, for those who hear finishes
 SHARP, OVER = 8.0, 3.0  # of the odds of a rank to be the last: what is learned; a row too long
 STRETCH = -1.0  # training begins with turns at most 1 + softplus of this as long as expected
-WORTH = 30.0  # scale of what a sub-band is worth to a client, when training begins
+WORTH = 200.0  # the most that a client's need counts in what a sub-band is worth to it
 GAIN = 1.2  # what a slot is worth where sub-bands are matched, by what is expected of one alone
 COLD = 5.0  # trained agents are so much surer of their worths than they are taught to be
 COOLING, BIDS = tuple(0.6**n for n in range(12)), 3  # temperatures, and moves of prices at each
@@ -177,12 +177,13 @@ class MatchingNetworks(SetNetworks):
         fading = parts[7].unflatten(-1, (-1, bands))  # [run, row, rank, band]
         others = open_tokens(need, work, left, done, bands)
         said, _ = self._judge(others, bands)
-        weight = F.softplus(said - (-others[..., -1:]).relu())  # a row too long, and all are late
+        # Bounded, as prices go along with what all find worth more. Too many, and all are late.
+        weight = torch.sigmoid(said - (-others[..., -1:]).relu())
         pair = torch.stack([fading, fading.exp(), need[..., None].expand_as(fading)], dim=-1)
         met = self.band_side(pair.flatten(1, 3)).relu()
-        better = 1.0 + fading + _through(self.score, met).view_as(fading)
+        better = 1.0 + fading + _through(self.score, met).view_as(fading).tanh()
         worth = WORTH * weight * F.softplus(better)
-        worth = torch.where(done[..., None] > 0, -WORTH, worth if self.training else COLD * worth)
+        worth = torch.where(done[..., None] > 0, -1.0, worth if self.training else COLD * worth)
         beyond = worth - clearing_prices(worth.detach())
         mine = (me[..., None] * beyond).sum(-2)
         return F.pad(mine, (0, 1))
@@ -239,12 +240,15 @@ def client_tokens(need: Tensor, work: Tensor, bands: int) -> Tensor:
 @fused
 def open_tokens(need: Tensor, work: Tensor, left: Tensor, done: Tensor, bands: int) -> Tensor:
     """`client_tokens` of those who hear finishes: also the clock, who has finished, how many have
-    not up to each rank, their work as if all had sent in step with the clock, and how far that is
-    from a full round; below 0 there are too many, unless they are as few as there are sub-bands."""
+    not up to each rank, their work, and how far a full round is from it; below 0 there are too
+    many. Those who fitted from the start have sent in step with the clock, the others nothing."""
     sends = 1.0 - done
-    open_, work_left = sends.cumsum(-1) / bands, (need * sends).cumsum(-1) / bands
-    room = NEAR * (GAIN - work_left)
-    room = torch.where(open_ > 1.0, room, room.relu()).clamp(-NEAR, REACH)
+    rank = torch.arange(1.0, need.shape[-1] + 1.0, device=need.device)
+    fitted = (work.maximum(need) <= GAIN) | (rank <= bands)
+    open_, needs = sends.cumsum(-1) / bands, torch.where(fitted, need, need / left)
+    work_left = ((needs * sends).cumsum(-1) / bands).clamp(max=REACH)
+    room = NEAR * (GAIN - work_left.maximum(needs))
+    room = torch.where(fitted & (open_ <= 1.0), room.relu(), room).clamp(-NEAR, REACH)
     more = torch.stack([left.expand_as(done), done, open_, work_left, room], dim=-1)
     return torch.cat([client_tokens(need, work, bands), more], dim=-1)
 
@@ -262,9 +266,7 @@ def lay_row(work: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @fused
-def band_tokens(
-    parts: Sequence[Tensor], last: Tensor, stretch: Tensor
-) -> tuple[Tensor, Tensor]:
+def band_tokens(parts: Sequence[Tensor], last: Tensor, stretch: Tensor) -> tuple[Tensor, Tensor]:
     """Where an agent stands [run, row, PLACE] and tokens of the sub-bands [run, row, band,
     BAND_TOKEN]. The slots of one sub-band are 1."""
     me, need, before, work, left, fading = parts[:6]
@@ -297,20 +299,23 @@ def free_tokens(parts: Sequence[Tensor], last: Tensor, stretch: Tensor) -> Tenso
     me, need, _, work, left, fading, done = parts[:7]
     bands, clock = fading.shape[-1], 1.0 - left
     served = last.flip(-1).cumsum(-1).flip(-1) > 0.5  # [run, row, rank]
-    open_ = served & (done == 0.0)
     start = stretch * (bands * work - need)
     end = start + (stretch * need).clamp(max=1.0)
-    here = (torch.arange(float(bands), device=need.device) + clock)[:, :, None]
-    turn = open_[..., None] & (here >= start[..., None]) & (here < end[..., None])
-    free = ~turn.any(-2)  # [run, row, band]
+    here = (torch.arange(bands, device=need.device) + clock)[:, :, None]
+    on_air = (here >= start[..., None]) & (here < end[..., None])
+    open_ = (served & (done == 0.0)).float()
+    turn = open_[..., None] * on_air  # [run, row, rank, band]
+    free = 1.0 - turn.amax(-2)  # [run, row, band]
     card = free.cumsum(-1) - 1.0  # number of a free sub-band
-    waits = open_ & ~turn.any(-1)  # [run, row, rank]
-    over = start.floor() + clock >= end  # a turn that goes on on the next sub-band ends the round
-    late, early = waits & over, waits & ~over
-    number = torch.where(late, late.cumsum(-1), early.cumsum(-1) + late.sum(-1, keepdim=True)) - 1.0
-    waiting, sends = waits.sum(-1, keepdim=True), turn.any(-1) | waits
-    behind = sends.flip(-1).cumsum(-1).flip(-1) - 1.0  # of those who send, how many come after
-    hands = sends.sum(-1, keepdim=True).clamp(min=1)
+    waits = open_ - turn.amax(-1)  # [run, row, rank]
+    # A turn that is cut goes on at the end of the round. 1e-4 makes up for sums in float32.
+    over = (start + 1e-4).floor() + clock >= end
+    late, early = waits * over, waits * ~over
+    first = late.sum(-1, keepdim=True)
+    number = torch.where(over, late.cumsum(-1), first + early.cumsum(-1)) - 1.0
+    waiting = waits.sum(-1, keepdim=True)
+    behind = open_.flip(-1).cumsum(-1).flip(-1) - 1.0  # all who are open send: how many come after
+    hands = open_.sum(-1, keepdim=True).clamp(min=1.0)
 
     def mine(by_rank: Tensor) -> Tensor:
         return (me * by_rank).sum(-1, keepdim=True)
@@ -318,9 +323,9 @@ def free_tokens(parts: Sequence[Tensor], last: Tensor, stretch: Tensor) -> Tenso
     asks = [(card - mine(number)).abs() + REACH * (1.0 - mine(who)) for who in (late, early)]
     spare = ((card - waiting).remainder(hands) - mine(behind)).abs()
     spare = torch.where(card >= waiting, spare, REACH)
-    far = [torch.where(free, x.clamp(max=REACH), REACH) for x in (*asks, spare)]
+    far = [torch.where(free > 0.0, x.clamp(max=REACH), REACH) for x in (*asks, spare)]
     own = (me[..., None] * turn).sum(-2)
-    return torch.stack([own, free.float(), *far], dim=-1)
+    return torch.stack([own, free, *far], dim=-1)
 
 
 @torch.no_grad()
@@ -335,10 +340,11 @@ def clearing_prices(worth: Tensor) -> Tensor:
     for cooler in COOLING:
         heat = (cooler * most).clamp(min=1.0)
         wish, cheaper = ((worth - price) / heat).clamp(-60.0, 60.0).exp(), torch.ones_like(price)
+        free = (price / heat).clamp(max=60.0).exp()  # no sub-band is cheaper than that
         for _ in range(BIDS):
             share = 1.0 / (1.0 + (wish * cheaper).sum(-1, keepdim=True))
-            cheaper = 1.0 / (wish * share).sum(-2, keepdim=True).clamp(min=1e-30)
-        price = (price - heat * cheaper.log()).clamp(min=0.0)
+            cheaper = free.minimum(1.0 / (wish * share).sum(-2, keepdim=True).clamp(min=1e-30))
+        price = price - heat * cheaper.log()
     return price
 
 

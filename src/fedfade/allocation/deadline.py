@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedfade.allocation.assignment import assign
-from fedfade.allocation.policy import BuiltInPolicy, View, full_power
+from fedfade.allocation.policy import BuiltInPolicy, View, full_power, own_best
 from fedfade.uplink import Action
 from fedfade.uplink.plan import planned_rate, soonest_first
 
@@ -96,6 +96,48 @@ class DeadlineMatching(BuiltInPolicy):
         return full_power(view, band)
 
 
+class CsiMatching(BuiltInPolicy):
+    """Clients matched by everybody's fading, with nobody's progress but finishes known.
+
+    Those who fit into the round at its start are thought to send in step with the clock, the others
+    to have sent nothing. The longest are hurried at first, and less and less.
+    """
+
+    name = "csi-matching"
+    scope = "csi"
+
+    GAIN = 1.2  # worth of a slot by what is expected of a client alone
+    HURRY = 0.25  # exponent of the time needed in a client's weight, in the first slot
+    BEYOND = 1e-3  # weight of clients that do not fit: they take what nobody else wants
+
+    def begin(self, view: View) -> Tensor:
+        return bits_per_slot(view)
+
+    def act(self, view: View, memory: Tensor) -> Action:
+        assert view.finished is not None
+        scenario, left = view.scenario, view.slots_left
+        whole = (scenario.payload_bits / memory).clamp(max=1e12)
+        order = soonest_first(scenario, whole, view.round_index, view.ready_slot)
+        needed, done = whole.gather(1, order), view.finished.gather(1, order)
+        place = torch.arange(scenario.clients, device=needed.device)
+
+        def fit(slots: Tensor, rest: int) -> Tensor:
+            most = self.GAIN * rest
+            return (slots.cumsum(-1) <= most * scenario.bands) & (slots <= most)
+
+        member = fit(needed, scenario.slots) | (place < scenario.bands)
+        still = torch.where(member, needed * (left / scenario.slots), needed) * ~done
+        tries = member & ((~done).cumsum(-1) <= scenario.bands)
+        belongs = torch.zeros_like(done).scatter(1, order, fit(still, left) | tries)
+        hurry = (whole / scenario.slots) ** (self.HURRY * left / scenario.slots)
+        weight = torch.where(belongs, hurry, self.BEYOND * hurry)
+        weight = weight.masked_fill(view.finished | ~view.ready, 0.0)
+        rate = scenario.link.efficiency(view.received_snr)
+        rate = rate * (scenario.bandwidth_hz * scenario.slot_s)
+        band, _ = assign((weight / memory)[..., None] * rate)
+        return full_power(view, band.masked_fill(weight <= 0.0, -1))
+
+
 @dataclass
 class ExpectedSlots:
     """What all clients know of each other without being told."""
@@ -130,8 +172,7 @@ class DeadlineFeedback(BuiltInPolicy):
         belongs = members(view, needed, 1.0 / self.MARGIN, self.REACH)
         mine = self._shares(view, needed.masked_fill(~(belongs & view.ready), -1.0))
         memory.needed = memory.needed - mine.any(-1).float()
-        best = torch.where(mine, view.fading, -1.0).argmax(-1)
-        return full_power(view, torch.where(mine.any(-1), best, -1))
+        return own_best(view, mine)
 
     def _shares(self, view: View, needed: Tensor) -> Tensor:
         """Sub-bands of the longest, as many clients as there are: [episode, client, band] bool."""

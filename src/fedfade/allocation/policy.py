@@ -160,6 +160,13 @@ def full_power(view: View, band: Tensor) -> Action:
     return Action(band.clamp(min=0), level)
 
 
+def own_best(view: View, mine: Tensor) -> Action:
+    """Full power on the best by own fading of one's sub-bands [episode, client, band]; silence
+    without any."""
+    best = torch.where(mine, view.fading, -1.0).argmax(-1)
+    return full_power(view, torch.where(mine.any(-1), best, -1))
+
+
 class ActionChecks:
     """Refuses what a user's policy must not answer: kind and shape at once, values on the CPU too.
 
@@ -182,10 +189,8 @@ class ActionChecks:
                 kind = str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
                 raise UserError(f"{self._answered} a {field} of {kind}: it must be int64.")
             if value.shape != self._shape:
-                wanted = f"it must be [episode, client] = {list(self._shape)}"
-                raise UserError(
-                    f"{self._answered} a {field} of shape {list(value.shape)}: {wanted}."
-                )
+                found = f"{self._answered} a {field} of shape {list(value.shape)}"
+                raise UserError(f"{found}: it must be [episode, client] = {list(self._shape)}.")
         both = torch.stack(action)  # [(band, level), episode, client]
         self._extremes.append(torch.stack(both.flatten(1).aminmax(dim=1)))
         if both.device.type == "cpu":

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedfade.allocation.assignment import assign
 from fedfade.allocation.deadline import bits_per_slot
-from fedfade.allocation.policy import BuiltInPolicy, View, full_power
+from fedfade.allocation.policy import BuiltInPolicy, View, full_power, own_best
 from fedfade.uplink import Action, plan
 
 
@@ -44,8 +44,7 @@ class ProgressiveSchedule(BuiltInPolicy):
 
     def act(self, view: View, memory: Tensor) -> Action:
         mine = memory[:, :, view.slot]  # [episode, client, band]
-        best = torch.where(mine, view.fading, -1.0).argmax(-1)
-        return full_power(view, torch.where(mine.any(-1), best, -1))
+        return own_best(view, mine)
 
 
 class ProgressiveMatching(BuiltInPolicy):

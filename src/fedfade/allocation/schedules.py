@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedfade.allocation.assignment import assign
-from fedfade.allocation.policy import BuiltInPolicy, View, full_power
+from fedfade.allocation.policy import BuiltInPolicy, View, full_power, own_best
 from fedfade.uplink import Action, plan
 
 
@@ -71,8 +71,7 @@ class WrapAroundSchedule(BuiltInPolicy):
         free = memory.free[:, slot, None].expand(mine.shape)
         more = plan.after_turn(grace, free, needed, memory.left[:, :, slot, None])
         mine = mine | (more & ~mine.any(-1, keepdim=True))
-        best = torch.where(mine, view.fading, -1.0).argmax(-1)
-        return full_power(view, torch.where(mine.any(-1), best, -1))
+        return own_best(view, mine)
 
 
 class WrapAroundChoice(WrapAroundSchedule):
@@ -114,8 +113,7 @@ class WrapAroundFeedback(WrapAroundChoice):
         given = (card[:, None] == number[..., None]) & free[:, None] & waits[..., None]
         mine = plan.deal((mine | given)[:, :, None])[:, :, 0]
         mine = mine.gather(1, reserved.rank[..., None].expand(mine.shape))
-        best = torch.where(mine, view.fading, -1.0).argmax(-1)
-        return full_power(view, torch.where(mine.any(-1), best, -1))
+        return own_best(view, mine)
 
 
 class WrapAroundPairs(WrapAroundSchedule):

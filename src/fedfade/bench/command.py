@@ -15,7 +15,8 @@ from fedfade.errors import not_allowed
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
-
+_ONLY = "training, seeds, round, channel, max-sum-rate, grid: some of them"
+_EPISODES = "held environment: episodes side by side"
 Json = Annotated[bool, typer.Option("--json", help="end with one line holding one JSON object")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda; small sizes on a CPU")]
 PrecisionOption = Annotated[str, typer.Option(help="fp32, tf32 (CUDA) or bf16 (local training)")]
@@ -65,10 +66,7 @@ def wanted(
     context: typer.Context,
     device: Device = "auto",
     precision: PrecisionOption = "tf32",
-    only: Annotated[
-        str | None,
-        typer.Option(help="training, seeds, round, channel, max-sum-rate, grid: some of them"),
-    ] = None,
+    only: Annotated[str | None, typer.Option(help=_ONLY)] = None,
     json: Json = False,
 ) -> None:
     """Measure speed and memory on this machine.
@@ -93,8 +91,7 @@ def wanted(
         typer.echo(one, err=True)
 
     found = measure("targets.measure", device=device, precision=precision, only=only, tell=tell)
-    columns = ("figure", "unit", "measured", "wanted", "floor", "share of floor", "")
-    show(found, json, columns, rows)
+    show(found, json, ("figure", "unit", "measured", "wanted", "floor", "share of floor", ""), rows)
 
 
 @app.command()
@@ -135,8 +132,8 @@ def learning(
 ) -> None:
     """A federated round beside a plain loop.
     Seconds, beside a textbook PyTorch loop, and Flower if installed."""
-    options = {"device": device, "threads": threads, "flower": flower}
-    report("federated_round.measure", json, repeats=repeats, **options)
+    how = {"repeats": repeats, "device": device, "threads": threads, "flower": flower}
+    report("federated_round.measure", json, **how)
 
 
 @app.command()
@@ -144,9 +141,7 @@ def train(
     json: Json = False,
     repeats: Annotated[int, typer.Option(min=1, help="timed updates")] = 40,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 2,
-    episodes: Annotated[
-        int, typer.Option(min=7, help="held environment: episodes side by side")
-    ] = 100,
+    episodes: Annotated[int, typer.Option(min=7, help=_EPISODES)] = 100,
     device: Annotated[str, typer.Option(help="held environment: auto, cpu or cuda")] = "cpu",
     paper: Annotated[bool, typer.Option(help="measure the paper's sizes too")] = True,
 ) -> None:
@@ -228,8 +223,7 @@ def precision(
         f"Q-values in tf32: at most {values['largest_difference']:.1e} of the largest away from "
         f"fp32, the same action in {100 * values['same_action']:.2f} % of observations"
     )
-    columns = ("precision", "accuracy", "between seeds", "minus fp32", "seconds")
-    show(found, json, columns, rows)
+    show(found, json, ("precision", "accuracy", "between seeds", "minus fp32", "seconds"), rows)
 
 
 @app.command()

@@ -34,9 +34,8 @@ def measure(rounds: int = 5) -> Figures:
 
         from fedfade.flower import FederatedTask, UplinkMod, WirelessStrategy
     except ImportError:
-        raise UserError(
-            "this needs Flower, which is not installed: pip install 'fedfade[flower]'."
-        ) from None
+        needed = "Flower, which is not installed: pip install 'fedfade[flower]'"
+        raise UserError(f"this needs {needed}.") from None
     config = load_config(SETTINGS["preset"], SETTINGS["set"].split())
     clients, slots = config.learning.clients, config.radio.slots
     client: Any = ClientApp(mods=[UplinkMod(POLICY)])

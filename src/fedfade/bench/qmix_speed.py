@@ -85,9 +85,8 @@ def _fill(trainer: Trainer, updates: int) -> float:
             trainer.step()
         trainer.batch += 1
     prepare()
-    trainer.replay.draw_ahead(
-        trainer.learner.updates, WARM_UP + updates, trainer.config.qmix.batch_size
-    )
+    size = trainer.config.qmix.batch_size
+    trainer.replay.draw_ahead(trainer.learner.updates, WARM_UP + updates, size)
     for _ in range(WARM_UP - 1):  # timing in turns begins with another
         trainer.update()
     return median(times)

@@ -137,11 +137,8 @@ def _to_new_task(trainer: Trainer) -> None:
 
 def _parts(stage: Stage, trainer: Trainer) -> dict[str, float]:
     """Milliseconds of the parts of a batch of episodes."""
-    rounds, gradients, qmix = (
-        trainer.rounds,
-        trainer.rounds.groups[0].gradients,
-        trainer.config.qmix,
-    )
+    rounds, qmix = trainer.rounds, trainer.config.qmix
+    gradients = rounds.groups[0].gradients
     most, batches = trainer._most_updates, stage.size(20, 2)
     _to_new_task(trainer)
     numbers, local_numbers = count(trainer.batch), count()

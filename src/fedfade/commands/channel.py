@@ -1,6 +1,7 @@
 """`fedfade channel`: draw fading, look at it, bring in somebody else's."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,28 +16,20 @@ from fedfade.wording import counted
 
 _SUBBAND_GAIN = "where a file keeps both: centre or average"
 _AXES = "what the coefficients' axes are, of drop (repeatable), path, slot, antenna: drop,path"
+_papers = partial(typer.Option, show_default="the paper's")
 
-app = typer.Typer(
-    help="Draw, look at and import channel gains; look at a link.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+_HELP = "Draw, look at and import channel gains; look at a link."
+app = typer.Typer(help=_HELP, no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command()
 def sample(
     out: Annotated[Path, typer.Option(help="the .npz to write")],
-    clusters: Annotated[
-        int | None, typer.Option(help="clusters (radio.clusters)", show_default="the paper's")
-    ] = None,
+    clusters: Annotated[int | None, _papers(help="clusters (radio.clusters)")] = None,
     drops: Annotated[int, typer.Option(min=1, max=200_000, help="independent drops")] = 600,
     seed: Annotated[int, typer.Option(min=0, help="seed")] = 0,
-    carrier_ghz: Annotated[
-        float | None, typer.Option(help="carrier in GHz", show_default="the paper's")
-    ] = None,
-    speed: Annotated[
-        float | None, typer.Option(help="client speed in m/s", show_default="the paper's")
-    ] = None,
+    carrier_ghz: Annotated[float | None, _papers(help="carrier in GHz")] = None,
+    speed: Annotated[float | None, _papers(help="client speed in m/s")] = None,
     subband_gain: options.GainOption = None,
     threads: options.ThreadsOption = None,
     overrides: options.SetOption = None,
@@ -115,7 +108,7 @@ def link(
     """Picture and table of what a link carries, beside Shannon's and the capped one."""
     import torch
 
-    from fedfade.uplink.link_figure import link_figure, link_rates, scenarios
+    from fedfade.uplink.figures import link_figure, link_rates, scenarios
 
     options.check_output("--out", out, *options.PICTURES)
     config = load_config(preset, overrides or [])

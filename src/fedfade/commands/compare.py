@@ -1,4 +1,5 @@
-"""`fedfade compare`: which policy gives the best model? `replay`, `report`: to look at it again."""
+"""`fedfade compare`: which policy gives the best model? `replay`, `report`: to look at it again.
+`verify`: does it still come out the same?"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,18 +19,19 @@ _CHECKPOINT = "folder of fedfade train; adds its agents as qmix (repeatable)"
 _OUT = "run folder; continued if it has begun, and grown if policies, seeds or rounds are new"
 _OWN = "runs/compare-PRESET, and what was changed in it"
 _POLICY = "policy to show, one of the run's; a second goes beside it"
+_SEED = "seed of the run; its first if not given"
 _ROUND = "page to watch it on, .html; picture, .png .pdf or .svg; in motion, .gif"
 _FOLDERS = "folders of fedfade compare, train or sweep, or agents that come with the package"
 _ITS_OWN = "report.html, in the run folder if there is one"
 _OVERWRITE = "start anew if the folder holds a run"
+_AGAIN = "rounds to run again; for a training: batches of episodes"
+_SHOWN = 5  # differences
 
 
 def compare(
     preset: options.PresetArgument,
     policies: Annotated[str | None, typer.Option(help=_POLICIES, show_default=_FITTING)] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="first seed", show_default=options.PRESETS)
-    ] = None,
+    seed: Annotated[int | None, options.field(help="first seed")] = None,
     seeds: options.SeedsOption = None,
     rounds: options.RoundsOption = None,
     out: Annotated[Path | None, typer.Option(help=_OUT, show_default=_OWN)] = None,
@@ -50,8 +52,10 @@ def compare(
                   wrap-around-schedule, wrap-around-choice, wrap-around-pairs,
                   progressive-schedule,
                   trained: mappo-hold, qmix, qmix-hold, qmix-plus, size-free
-        feedback  block-fading-schedule-feedback, wrap-around-age,
-                  deadline-feedback
+        feedback  block-fading-schedule-feedback, wrap-around-feedback,
+                  wrap-around-age, deadline-feedback,
+                  trained: size-free-feedback
+        csi       csi-matching
         central   max-sum-rate, shortest-remaining-first, deadline-matching,
                   wrap-around-innovation, progressive-matching
         bounds    perfect, genie
@@ -155,9 +159,7 @@ def _print_summary(summary: Sequence[Sequence[str]], *sentences: str) -> None:
 def replay(
     folder: Annotated[Path, typer.Argument(help="run folder of fedfade compare")],
     policy: Annotated[list[str], typer.Option(help=_POLICY)],
-    seed: Annotated[
-        int | None, typer.Option(help="seed of the run; its first if not given")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(help=_SEED)] = None,
     round_number: Annotated[int, typer.Option("--round", help="round, counted from 0")] = 0,
     out: Annotated[Path, typer.Option(help=_ROUND)] = Path("round.png"),
     threads: options.ThreadsOption = None,
@@ -183,3 +185,33 @@ def report(
 
     options.check_output("--out", out, ".html")
     options.echo(f"report: {write_joint_report(folders, out)}")
+
+
+def verify(
+    folder: Annotated[Path, typer.Argument(help="folder of fedfade compare or fedfade train")],
+    rounds: Annotated[int, typer.Option(min=1, help=_AGAIN)] = 3,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    threads: Annotated[int | None, options.threads_option(show_default="the run's")] = None,
+    data_dir: options.DataDirOption = None,
+) -> None:
+    """Run the first rounds again from the stored configuration; exit code 1 if a number differs."""
+    from fedfade.device import pick_device
+    from fedfade.experiments import verification
+
+    if device not in ("auto", "cpu", "cuda"):
+        raise not_allowed("--device", device, "auto, cpu or cuda")
+    total = min(rounds, verification.stored_steps(folder))
+    if threads is None:
+        options.use_threads(None)  # where the folder does not say
+    with options.running("steps", total, "nothing was changed") as tell:
+        found = verification.verify(folder, total, pick_device(device), tell, data_dir, threads)
+    for note in found.notes:
+        options.say(f"note: {note}")
+    scope = f"{found.again} of {found.stored} {found.what} run again, {found.numbers} numbers"
+    if not found.differences:
+        options.echo(f"same: {scope}, all equal to the last bit.")
+        return
+    options.echo(f"different: {scope}, {len(found.differences)} differ.")
+    for line in found.differences[:_SHOWN]:
+        options.echo(f"  {line}")
+    raise typer.Exit(1)

@@ -18,7 +18,9 @@ from fedfade.wording import counted
 
 _CLASSES_SHOWN = 12
 _POLICY = "policy that decides who delivers, instead of --delivered; fedfade compare -h lists them"
+_CHECKPOINT = "folder of fedfade train, for --policy qmix"
 _DRAWS = "mini-batches per client behind each estimate"
+_ALPHA = "Dirichlet concentration (repeatable)"
 _DATA_DIR = "folder data sets are kept in; FEDFADE_DATA if not given"
 
 
@@ -35,9 +37,7 @@ def learn(
     rounds: options.RoundsOption = None,
     seeds: options.SeedsOption = None,
     delivered: options.DeliveredOption = None,
-    evaluate_every: Annotated[
-        int | None, typer.Option(help="rounds between evaluations", show_default=options.PRESETS)
-    ] = None,
+    evaluate_every: Annotated[int | None, options.field(help="rounds between evaluations")] = None,
     data_dir: options.DataDirOption = None,
     device: options.DeviceOption = None,
     precision: options.PrecisionOption = None,
@@ -59,25 +59,11 @@ def learn(
     numbers = list(range(run.seed, run.seed + run.seeds))
     begin = time.perf_counter()
     with options.running("rounds", run.rounds, "nothing was written") as tell:
-        points = learning_curve(
-            federation, numbers, run.rounds, run.evaluate_every, delivered, tell
-        )
+        asked = (run.rounds, run.evaluate_every, delivered)
+        points = learning_curve(federation, numbers, *asked, tell)
     seconds = time.perf_counter() - begin
     if out is not None:
-        lines = ["round,seed,accuracy,loss"]
-        for point in points:
-            rows = zip(numbers, point.accuracy, point.loss, strict=True)
-            lines += [f"{point.rounds - 1},{s},{right:.6f},{loss:.6f}" for s, right, loss in rows]
-        write_text(out / "curve.csv", "\n".join(lines) + "\n")
-        try:
-            from fedfade.learning.plots import learning_curves
-
-            title = f"{config.learning.data}, FedAvg, {Path(preset).stem}"
-            accuracies = [point.accuracy for point in points]
-            figure = learning_curves([point.rounds for point in points], accuracies, title)
-            save_figure(figure, out / "accuracy.png")
-        except ImportError:  # a machine that only trains need not have Matplotlib
-            options.say("Matplotlib is not installed: no picture.")
+        _write_curve(out, numbers, points, f"{config.learning.data}, FedAvg, {Path(preset).stem}")
     final = points[-1].accuracy
     mean = sum(final) / len(final)
     each = ", ".join(f"{100 * value:.1f}" for value in final)
@@ -99,14 +85,29 @@ def learn(
         options.echo(json_format.dumps(summary))
 
 
+def _write_curve(out: Path, seeds: Sequence[int], points: Sequence[Any], title: str) -> None:
+    """`curve.csv` and `accuracy.png` of a `learning_curve`."""
+    lines = ["round,seed,accuracy,loss"]
+    for point in points:
+        rows = zip(seeds, point.accuracy, point.loss, strict=True)
+        lines += [f"{point.rounds - 1},{s},{right:.6f},{loss:.6f}" for s, right, loss in rows]
+    write_text(out / "curve.csv", "\n".join(lines) + "\n")
+    try:
+        from fedfade.learning.plots import learning_curves
+
+        accuracies = [point.accuracy for point in points]
+        figure = learning_curves([point.rounds for point in points], accuracies, title)
+        save_figure(figure, out / "accuracy.png")
+    except ImportError:  # a machine that only trains need not have Matplotlib
+        options.say("Matplotlib is not installed: no picture.")
+
+
 def bound(
     preset: options.PresetArgument,
     rounds: options.RoundsOption = None,
     delivered: options.DeliveredOption = None,
     policy: Annotated[str | None, typer.Option(help=_POLICY)] = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="folder of fedfade train, for --policy qmix")
-    ] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help=_CHECKPOINT)] = None,
     draws: Annotated[int, typer.Option(min=2, help=_DRAWS)] = 8,
     data_dir: options.DataDirOption = None,
     device: options.DeviceOption = None,
@@ -145,10 +146,8 @@ def bound(
 
         who = "all of" if delivered is None else f"{delivered} random of"
         who = f"{policy} decides which of" if policy is not None else who
-        title = (
-            f"{config.learning.data}: {who} {counted(config.learning.clients, 'client')} deliver"
-        )
-        save_figure(bound_terms(found, title), figure)
+        who = f"{who} {counted(config.learning.clients, 'client')} deliver"
+        save_figure(bound_terms(found, f"{config.learning.data}: {who}"), figure)
     if json:
         options.echo(json_format.dumps({"rounds": rows}))
 
@@ -176,17 +175,10 @@ def _print_bound(rows: Sequence[dict[str, Any]]) -> None:
 
 def partition(
     preset: Annotated[str, typer.Option(help="preset the other fields come from")] = "paper",
-    data: Annotated[
-        str | None, typer.Option(help="digits, cifar10 or a path", show_default=options.PRESETS)
-    ] = None,
+    data: Annotated[str | None, options.field(help="digits, cifar10 or a path")] = None,
     data_dir: options.DataDirOption = None,
-    alpha: Annotated[
-        list[float] | None,
-        typer.Option(help="Dirichlet concentration (repeatable)", show_default=options.PRESETS),
-    ] = None,
-    clients: Annotated[
-        int | None, typer.Option(help="clients", show_default=options.PRESETS)
-    ] = None,
+    alpha: Annotated[list[float] | None, options.field(help=_ALPHA)] = None,
+    clients: Annotated[int | None, options.field(help="clients")] = None,
     seed: Annotated[int, typer.Option(help="seed of the partition")] = 0,
     figure: Annotated[Path | None, typer.Option(help="stacked bars, .png .pdf or .svg")] = None,
     json: options.JsonOption = False,

@@ -19,31 +19,26 @@ from fedfade.errors import not_allowed
 from fedfade.shown import plain
 from fedfade.storage import check_folder
 
-PRESETS = "the preset's"  # where no default is told, for it is whatever the preset says
+field = partial(typer.Option, show_default="the preset's")
+"""An option without a default of its own: it is whatever the preset says."""
 _PRESET = f"{', '.join(preset_names())}, or the path of a .yaml file"
 PresetArgument = Annotated[str, typer.Argument(help=_PRESET)]
-RoundsOption = Annotated[int | None, typer.Option(help="federated rounds", show_default=PRESETS)]
-SeedsOption = Annotated[
-    int | None, typer.Option(help="independent repetitions", show_default=PRESETS)
-]
+RoundsOption = Annotated[int | None, field(help="federated rounds")]
+SeedsOption = Annotated[int | None, field(help="independent repetitions")]
 _DELIVERED = "clients that deliver each round, drawn at random"
 DeliveredOption = Annotated[int | None, typer.Option(help=_DELIVERED, show_default="all")]
 _DATA_DIR = "folder of the data sets"
 DataDirOption = Annotated[str | None, typer.Option(help=_DATA_DIR, show_default="FEDFADE_DATA")]
-DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu or cuda", show_default=PRESETS)]
-_PRECISION = "fp32, tf32 (CUDA) or bf16 (local training)"
-_THREADS = "CPU threads"
-ThreadsOption = Annotated[
-    int | None, typer.Option(min=1, max=1024, help=_THREADS, show_default="one a free core")
-]
-PrecisionOption = Annotated[str | None, typer.Option(help=_PRECISION, show_default=PRESETS)]
-GainOption = Annotated[str | None, typer.Option(help="average or centre", show_default=PRESETS)]
+DeviceOption = Annotated[str | None, field(help="auto, cpu or cuda")]
+threads_option = partial(typer.Option, min=1, max=1024, help="CPU threads")
+ThreadsOption = Annotated[int | None, threads_option(show_default="one a free core")]
+PrecisionOption = Annotated[str | None, field(help="fp32, tf32 (CUDA) or bf16 (local training)")]
+GainOption = Annotated[str | None, field(help="average or centre")]
 FigureOption = Annotated[Path | None, typer.Option(help="picture, .png .pdf or .svg")]
 JsonOption = Annotated[bool, typer.Option("--json", help="end with one JSON object")]
+_ANEW = "start anew if the folder holds results"
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help=_ANEW)]
 _SET = "override a field, e.g. --set radio.clusters=28 (repeatable)"
-OverwriteOption = Annotated[
-    bool, typer.Option("--overwrite", help="start anew if the folder holds results")
-]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help=_SET)]
 
 _FIELDS = {

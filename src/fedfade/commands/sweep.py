@@ -86,9 +86,10 @@ def _name(file: Path) -> str:
 
 def _print_table(means: Any) -> None:
     """Means over seeds of every point and policy, a data frame."""
-    from fedfade.experiments.metrics import as_text, heading
+    from fedfade.experiments.metrics import as_text, column
 
-    table = Table(*map(heading, means), box=None, header_style="bold")
+    headings = (column(name).heading for name in means)
+    table = Table(*headings, box=None, header_style="bold")
     for line in means.head(_SHOWN).itertuples(index=False):
         table.add_row(*(as_text(*cell) for cell in zip(means, line, strict=True)))
     console = options.console_of_width(140)

@@ -27,14 +27,10 @@ def train(
     preset: options.PresetArgument,
     out: Annotated[Path | None, typer.Option(help=_OUT, show_default=_OWN)] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help=_OVERWRITE)] = False,
-    episodes: Annotated[
-        int | None, typer.Option(help="training episodes", show_default=options.PRESETS)
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="seed", show_default=options.PRESETS)] = None,
+    episodes: Annotated[int | None, options.field(help="training episodes")] = None,
+    seed: Annotated[int | None, options.field(help="seed")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=1000, help=_SEEDS)] = 1,
-    gradients: Annotated[
-        str | None, typer.Option(help=_GRADIENTS, show_default=options.PRESETS)
-    ] = None,
+    gradients: Annotated[str | None, options.field(help=_GRADIENTS)] = None,
     device: options.DeviceOption = None,
     precision: options.PrecisionOption = None,
     threads: options.ThreadsOption = None,
@@ -154,6 +150,5 @@ def export(
     speed = decision_us(files[0])
     if speed is not None:
         options.echo(f"one decision under ONNX Runtime: {speed:.0f} microseconds")
-    options.echo(
-        f"{counted(len(files), 'client')}, {size // 1024} KiB each, and normalisation.json: {onnx}"
-    )
+    clients = f"{counted(len(files), 'client')}, {size // 1024} KiB each"
+    options.echo(f"{clients}, and normalisation.json: {onnx}")

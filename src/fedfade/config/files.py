@@ -39,12 +39,9 @@ _ADDED = """
 """  # fields whose default is what was done before them
 _OTHERWISE = {"learning.previous_update": "last"}
 
-
-def _default(path: str) -> Any:
-    return reduce(getitem, path.split("."), Config().model_dump())
-
-
-BEFORE: dict[str, Any] = {path: _default(path) for path in _ADDED.split()} | _OTHERWISE
+_DEFAULTS = Config().model_dump()
+BEFORE: dict[str, Any] = {p: reduce(getitem, p.split("."), _DEFAULTS) for p in _ADDED.split()}
+BEFORE |= _OTHERWISE
 """What runs did before a field existed. The configuration a run leaves behind names every field its
 version knew, so one it lacks is one of these."""
 

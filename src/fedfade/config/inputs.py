@@ -42,9 +42,7 @@ def code_digest(source: bytes) -> str | None:
 
 
 def inputs_of(
-    config: Config,
-    training: bool = False,
-    digest: Callable[[Path], str | None] = content_digest,
+    config: Config, training: bool = False, digest: Callable[[Path], str | None] = content_digest
 ) -> dict[str, str]:
     """SHA-256 of a user's modules, data, traces and speeds, by what the configuration calls them.
 

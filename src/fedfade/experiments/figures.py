@@ -86,9 +86,8 @@ def accuracy_figure(rows: Sequence[Row], against: str = "round") -> Figure:
         low, middle, high = np.percentile(accuracy[:, measured], [10, 50, 90], axis=0)
         style, shade = "--" if policy == PERFECT else "-", colour(policy, order)
         dot = "o" if len(place) <= 12 else ""  # a single point is no line
-        axes.plot(
-            place, middle, style, color=shade, label=drawn(policy), lw=1.8, marker=dot, ms=3.5
-        )
+        (line,) = axes.plot(place, middle, style, color=shade, lw=1.8, marker=dot, ms=3.5)
+        line.set_label(drawn(policy))
         if len(accuracy) > 1:
             axes.fill_between(place, low, high, color=shade, alpha=0.13, lw=0)
     label = SPENT[against].label if against in SPENT else "federated round"
@@ -171,10 +170,8 @@ def waste_figure(rows: Sequence[Row]) -> Figure:
         kept, shade = sent - wasted, colour(policy, order)
         axes.barh(lane, kept, color=shade, height=0.7)
         axes.barh(lane, wasted, left=kept, color=shade, alpha=0.25, hatch="///", height=0.7)
-        text = summarise(rows, policy).text("wasted")
-        axes.text(
-            sent, lane, f"  {text} % wasted" if sent > 0 else "  none", va="center", fontsize=9
-        )
+        text = f"  {summarise(rows, policy).text('wasted')} % wasted" if sent > 0 else "  none"
+        axes.text(sent, lane, text, va="center", fontsize=9)
     axes.margins(x=0.16)
     axes.set_xlabel("Mbit received in a round")
     return figure

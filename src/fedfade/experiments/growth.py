@@ -53,7 +53,7 @@ from fedfade.experiments.run_folder import (
     mark,
     provenance,
 )
-from fedfade.experiments.side_by_side import Tell, batches
+from fedfade.experiments.side_by_side import Tell, run_missing
 from fedfade.experiments.uploads import Uplink
 from fedfade.interrupts import interrupts_held
 from fedfade.learning import Payload
@@ -99,7 +99,7 @@ class Growth(NamedTuple):
     def words(self) -> str:
         """What is added; nothing if all is there."""
         there, whole = self.there.run, self.whole.run
-        parts = [f"{listed(self.policies)}"] if self.policies else []
+        parts = [listed(self.policies)] if self.policies else []
         if count := sum(map(len, self.seeds)):
             parts.append(counted(count, "seed"))
         if self.longer:
@@ -110,9 +110,8 @@ class Growth(NamedTuple):
         """Comparisons of what is missing; the first goes on from the kept models if the run becomes
         longer. The genie learns nothing and is left to the end."""
         learned = [name for name in compared_names(self.whole) if name != GENIE]
-        known = [
-            name for name in compared_names(self.there) if name not in (GENIE, *self.restarted())
-        ]
+        left_out = (GENIE, *self.restarted())
+        known = [name for name in compared_names(self.there) if name not in left_out]
         old, found = _seeds(self.there), []
         if self.longer and known:
             found.append(_part(self.whole, known, old))
@@ -170,11 +169,8 @@ def growth(path: Path, asked: Config) -> Growth | None:
         if section in fields:
             fields[section][name] = getattr(getattr(asked, section), name)
     found = Growth(changed(asked, fields), whole)
-    if not _same_meaning(found.there, whole):
-        return None
-    if not all(_same_meaning(block, whole) for block in found.blocks()):
-        return None
-    return found
+    parts = found.there, *found.blocks()
+    return found if all(_same_meaning(part, whole) for part in parts) else None
 
 
 def _same_meaning(part: Config, whole: Config) -> bool:
@@ -207,11 +203,7 @@ def grow(
                 say(f"from round 0 again, as how long a run is may matter: {listed(restarted)}")
             if blocks and set(compared_names(blocks[0].config)) <= set(compared_names(asked.there)):
                 _hand_over(folder, blocks[0], say)
-        done = sum(block.config.run.rounds for block in blocks if block.finished)
-        for batch in batches([block for block in blocks if not block.finished], device):
-            say(batch.plan)
-            batch.run(lambda rounds, doing, before=done: tell(before + rounds, doing))  # type: ignore[misc]
-            done += sum(one.at.rounds for one in batch.comparisons)
+        run_missing(blocks, device, tell, say)
         with interrupts_held():
             _join(folder, blocks, asked, device)
     _take_joined(folder.path)
@@ -228,16 +220,15 @@ def _hand_over(folder: RunFolder, block: RunFolder, say: Callable[[str], None]) 
     names, every = compared_names(block.config), block.config.run.evaluate_every
     rows = [row for row in stored_rows(folder) if row.policy in names]
     if done % every:  # the last round was tested for being the last
-        rows = [row if row.round < done - 1 else _untested(row) for row in rows]
+        untested: dict[str, Any] = dict.fromkeys(
+            ("accuracy", "loss", "accuracy_averaged"), math.nan
+        )
+        rows = [row if row.round < done - 1 else row._replace(**untested) for row in rows]
     runs = [place for place, (_, name) in enumerate(runs_of(folder.config)) if name in names]
     own = {name: _of_runs(name, tensor, runs) for name, tensor in tensors.items()}
     text = rows_text(rows)
     write_text(block.metrics, text)
     block.save_checkpoint(done, own, fingerprint(text))
-
-
-def _untested(row: Row) -> Row:
-    return row._replace(accuracy=math.nan, loss=math.nan, accuracy_averaged=math.nan)
 
 
 def _of_runs(name: str, tensor: Tensor, runs: Sequence[int]) -> Tensor:
@@ -334,9 +325,11 @@ def _missing_bounds(
 def _in_order(rows: Iterable[Row], config: Config) -> list[Row]:
     """As a run writes them: round by round, the genie's bounds after the runs."""
     place = {run: number for number, run in enumerate(runs_of(config))}
-    return sorted(
-        rows, key=lambda row: (row.round, place.get((row.seed, row.policy), len(place) + row.seed))
-    )
+
+    def order(row: Row) -> tuple[int, int]:
+        return row.round, place.get((row.seed, row.policy), len(place) + row.seed)
+
+    return sorted(rows, key=order)
 
 
 def _settle(path: Path) -> None:

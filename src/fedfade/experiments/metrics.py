@@ -111,6 +111,16 @@ class Shown(NamedTuple):
     better: int = 0  # 1: more is, -1: less is
     about: str = ""  # what it is, for whoever hovers
 
+    @property
+    def label(self) -> str:
+        """What a picture calls it."""
+        return self.title or self.heading
+
+    @property
+    def digits(self) -> int:
+        """Behind the point in tables; of four that count, three."""
+        return 3 if "g" in self.text else len(self.text.format(0.0).partition(".")[2])
+
     def format(self, value: float | Numbers) -> str:
         """As text; a dash for what was not measured."""
         scaled = self.scale * np.atleast_1d(value)
@@ -266,11 +276,7 @@ _NOTES = {
     for name, hint in get_type_hints(Row, include_extras=True).items()
     if hint is not _TYPES[name]
 }
-_SHOWN: dict[str, Shown] = {
-    one.name: one for notes in _NOTES.values() for one in notes if isinstance(one, Shown)
-}
-
-
+_SHOWN = {one.name: one for notes in _NOTES.values() for one in notes if isinstance(one, Shown)}
 CURVES = {name: one for name, notes in _NOTES.items() for one in notes if isinstance(one, Curve)}
 SPENT = {name: one for name, notes in _NOTES.items() for one in notes if isinstance(one, AddsUp)}
 """By field."""
@@ -288,9 +294,9 @@ def spent(rows: Iterable[Row]) -> dict[str, AddsUp]:
     return {name: one for name, one in SPENT.items() if name in there}
 
 
-def heading(name: str) -> str:
-    """What tables call a number; its name where they do not show it."""
-    return _SHOWN[name].heading if name in _SHOWN else name
+def column(name: str) -> Shown:
+    """How a number is shown, also one that the summary table has no column for."""
+    return _SHOWN.get(name) or Shown(name, name, lambda of: math.nan, "{:.4g}")
 
 
 def as_text(name: str, value: object) -> str:
@@ -299,28 +305,7 @@ def as_text(name: str, value: object) -> str:
     >>> as_text("accuracy", 0.44167), as_text("sum_rate_bps", 7.365e7), as_text("reward", math.nan)
     ('44.2', '73.6', '-')
     """
-    if not isinstance(value, float):
-        return str(value)
-    return (_SHOWN.get(name) or Shown(name, name, lambda of: math.nan, "{:.4g}")).format(value)
-
-
-def in_units(name: str, values: Numbers) -> Numbers:
-    """Numbers in the units of tables.
-
-    >>> in_units("accuracy", np.array([0.5])), digits_of("accuracy")
-    (array([50.]), 1)
-    """
-    return (_SHOWN[name].scale if name in _SHOWN else 1.0) * values
-
-
-def title_of(name: str) -> str:
-    """What a picture calls a number."""
-    return (_SHOWN[name].title or _SHOWN[name].heading) if name in _SHOWN else name
-
-
-def digits_of(name: str) -> int:
-    """Digits behind the point in tables."""
-    return len(_SHOWN[name].text.format(0.0).partition(".")[2]) if name in _SHOWN else 3
+    return column(name).format(value) if isinstance(value, float) else str(value)
 
 
 def measured_row(seed: int, policy: str, number: int, run: RunRound) -> Row:
@@ -398,15 +383,9 @@ def check_complete(
 
 def _possible(row: Row, clients: int) -> bool:
     """Whether numbers of a row can be what they are called; a model that diverged has any loss."""
-    most = {
-        "accuracy": 1.0,
-        _AVERAGED: 1.0,
-        "fairness": 1.0 + 1e-9,
-        "delivered": clients,
-        "not_finite": clients,
-    }
-    most |= dict.fromkeys(("seconds", "joules"), _LARGEST)
-    most |= {"bits_sent": _LARGEST, "bits_wasted": row.bits_sent, "sum_rate_bps": _LARGEST}
+    most = dict.fromkeys(("seconds", "joules", "bits_sent", "sum_rate_bps"), _LARGEST)
+    most |= {"accuracy": 1.0, _AVERAGED: 1.0, "fairness": 1.0 + 1e-9, "delivered": clients}
+    most |= {"not_finite": clients, "bits_wasted": row.bits_sent}
     return all(
         0 <= (value := getattr(row, name)) <= top or value != value  # noqa: PLR0124 - NaN
         for name, top in most.items()

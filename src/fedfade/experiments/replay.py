@@ -11,12 +11,7 @@ from fedfade.allocation import GENIE, PERFECT, History, described
 from fedfade.config import Config, changed
 from fedfade.device import one_thread
 from fedfade.errors import not_allowed
-from fedfade.experiments.comparison import (
-    compared_names,
-    compared_policy,
-    deliveries,
-    stored_grams,
-)
+from fedfade.experiments.comparison import compared_names, compared_policy, deliveries, stored_grams
 from fedfade.experiments.metrics import Row, read_rows
 from fedfade.experiments.run_folder import RESULTS, check_inputs, check_unchanged, open_finished
 from fedfade.experiments.uploads import Uplink, ages_after

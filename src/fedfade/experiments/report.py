@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,10 +18,9 @@ from fedfade.allocation import GENIE, PERFECT, described
 from fedfade.config import Config, load_config
 from fedfade.errors import UserError
 from fedfade.experiments.comparison import compared_names
-from fedfade.experiments.explore import explored
+from fedfade.experiments.explore import cards, cells, explored, ranking
 from fedfade.experiments.findings import Place, genie_line, headline, left_out_lines, ranked
 from fedfade.experiments.metrics import SPENT, Row, policies_of, read_rows, shown, spent
-from fedfade.experiments.ranking import cards, cells, ranking
 from fedfade.experiments.replay import played_again, round_part
 from fedfade.experiments.run_folder import RESULTS, check_inputs, check_unchanged, read_record
 from fedfade.pages import PagePart, page_html, png_source
@@ -47,28 +46,38 @@ _POINTS = 400  # of a training's curve
 _CONFIG_BYTES = 2**20
 
 
+class _Compared(NamedTuple):
+    """A comparison as far as it has come."""
+
+    folder: Path
+    config: Config
+    record: Mapping[str, Any]
+    rows: Sequence[Row]
+    foreign: bool  # the folder may be a stranger's, so no code that it names is run
+    name: str = ""  # of one run among several, which its parts bear
+
+
 def write_report(
-    folder: Path,
-    config: Config,
-    record: Mapping[str, Any],
-    rows: Sequence[Row],
-    foreign: bool = False,
+    folder: Path, config: Config, record: Mapping[str, Any], rows: Sequence[Row]
 ) -> Path:
-    """Draw all figures and write `report.html`; returns its path. See `comparison_parts`."""
-    pictures = _pictures(rows, config.learning.clients)
+    """Draw all figures and write `report.html`; returns its path."""
+    return _write_report(_Compared(folder, config, record, rows, foreign=False))
+
+
+def _write_report(run: _Compared) -> Path:
+    pictures = _pictures(run.rows, run.config.learning.clients)
     for name, png in pictures.items():
-        with writing(folder / "figures" / f"{name}.png") as temporary:
+        with writing(run.folder / "figures" / f"{name}.png") as temporary:
             temporary.write_bytes(png)
-    parts = comparison_parts(folder, config, record, rows, pictures, foreign)
-    write_text(folder / "report.html", page_html(_TITLE, parts))
-    return folder / "report.html"
+    write_text(run.folder / "report.html", page_html(_TITLE, _parts(run, pictures)))
+    return run.folder / "report.html"
 
 
 def write_joint_report(folders: Sequence[Path], out: Path | None) -> Path:
     """One page of several folders; without `out`, that of a comparison in its folder."""
     if out is None and len(folders) == 1 and (folders[0] / "run.json").is_file():
         refuse_links(folders[0])  # a figure would be written where a link leads
-        return write_report(folders[0], *_compared(folders[0]), foreign=True)
+        return _write_report(_compared(folders[0]))
     out = out or Path("report.html")
     parts = [part for folder in folders for part in _read(folder)]
     write_text(out, page_html(_TITLE, [*_overview(folders), *parts]))
@@ -88,8 +97,8 @@ def _read(folder: Path) -> list[PagePart]:
 # --- a comparison --------------------------------------------------------------------------------
 
 
-def _compared(folder: Path) -> tuple[Config, dict[str, Any], list[Row]]:
-    """A comparison as far as it has come: every round that all runs have."""
+def _compared(folder: Path, name: str = "") -> _Compared:
+    """What a folder holds: every round that all runs have."""
     config = load_config(folder / "config.yaml", stored=True)
     record, rows = read_record(folder / "run.json"), read_rows(folder / "metrics.csv")
     if record.get("finished") is not None:
@@ -101,31 +110,19 @@ def _compared(folder: Path) -> tuple[Config, dict[str, Any], list[Row]]:
     rows = [row for row in rows if row.round <= whole]
     if len(rows) != len(last) * (whole + 1) or not rows:
         raise UserError(f"{str(folder / 'metrics.csv')!r} holds no whole round of all policies.")
-    return config, record, rows
+    return _Compared(folder, config, record, rows, True, name)
 
 
 def _comparison(folder: Path) -> list[PagePart]:
-    config, record, rows = _compared(folder)
-    pictures = _pictures(rows, config.learning.clients)
-    return comparison_parts(folder, config, record, rows, pictures, foreign=True, name=folder.name)
+    run = _compared(folder, folder.name)
+    return _parts(run, _pictures(run.rows, run.config.learning.clients))
 
 
-def comparison_parts(
-    folder: Path,
-    config: Config,
-    record: Mapping[str, Any],
-    rows: Sequence[Row],
-    pictures: Mapping[str, bytes],
-    foreign: bool,
-    name: str = "",
-) -> list[PagePart]:
-    """Results, a round in motion, and how it was made.
-
-    `foreign`: the folder may be a stranger's, so no code that it names is run. Parts of one run
-    among several bear its name.
-    """
+def _parts(run: _Compared, pictures: Mapping[str, bytes]) -> list[PagePart]:
+    """Results, a round in motion, and how it was made."""
     from fedfade.experiments.figures import colour  # Matplotlib takes a second to import
 
+    folder, config, record, rows, _, name = run
     policies, of = policies_of(rows), f"{name}: " if name else ""
     colours = {policy: colour(policy, policies) for policy in policies}
     about = {policy: _about(policy, record) for policy in policies}
@@ -143,7 +140,7 @@ def comparison_parts(
     data = explored(rows, names, config, colours, about)
     parts = [PagePart("comparison", name or "Results", text, data)]
     with suppress(UserError):  # agents that were moved, say: there is a report all the same
-        parts += _watched(folder, config, record, rows, order, foreign, of)
+        parts += _watched(run, order, f"{of}One round, slot by slot")
     return [*parts, PagePart("made", f"{of}How this was made", _made(folder, record))]
 
 
@@ -153,8 +150,7 @@ def _setting(config: Config, rows: Sequence[Row]) -> str:
     partly = f" of which {done} {'is' if done == 1 else 'are'} done" if done < run.rounds else ""
     text = (
         f"{counted(learning.clients, 'client')}, {counted(radio.subbands, 'sub-band')}, "
-        f"{counted(radio.slots, 'slot')} a round, {counted(run.rounds, 'round')}"
-        f"{partly}, "
+        f"{counted(radio.slots, 'slot')} a round, {counted(run.rounds, 'round')}{partly}, "
         f"{counted(run.seeds, 'seed')}, data {learning.data}, mobility {config.cell.mobility}, "
         f"fading {radio.source}"
     )
@@ -167,16 +163,9 @@ def _about(policy: str, record: Mapping[str, Any]) -> str:
     return noted or described(POLICIES.own(policy.partition("@")[0]))
 
 
-def _watched(
-    folder: Path,
-    config: Config,
-    record: Mapping[str, Any],
-    rows: Sequence[Row],
-    order: Sequence[Place],
-    foreign: bool,
-    of: str,
-) -> list[PagePart]:
+def _watched(run: _Compared, order: Sequence[Place], title: str) -> list[PagePart]:
     """A typical round of the best policy beside another, if it can be played again."""
+    folder, config, record, rows, foreign, _ = run
     known = {*compared_names(config)} - {PERFECT}
     lines = [place.line for place in order if place.policy in known]
     names = [line.policy for line in lines]
@@ -196,7 +185,7 @@ def _watched(
     middle = max(row.round for row in own) / 2
     typical = min(own, key=lambda r: (abs(r.delivered - lines[0].uploads), abs(r.round - middle)))
     replay = played_again(folder, config, rows, chosen, config.run.seed, typical.round)
-    return [round_part(replay, f"{of}One round, slot by slot", picture=None)]
+    return [round_part(replay, title, picture=None)]
 
 
 def _made(folder: Path, record: Mapping[str, Any]) -> dict[str, str]:
@@ -234,7 +223,7 @@ def _overview(folders: Sequence[Path]) -> list[PagePart]:
     runs = [folder for folder in folders if (folder / "run.json").is_file()]
     if len(runs) < 2:
         return []
-    tables = {folder.name: _compared(folder)[2] for folder in runs}
+    tables = {folder.name: _compared(folder).rows for folder in runs}
     columns = {column.name: column for rows in tables.values() for column in shown(rows)}
     lines = [
         {"run": name, "policy": place.policy, "cells": cells(place.line, list(columns))}
@@ -277,12 +266,7 @@ def _training(folder: Path) -> list[PagePart]:
         "accuracy": "test accuracy",
     }
     y = [
-        {
-            "name": name,
-            "label": label,
-            "digits": 3,
-            "values": [means[:, :, column].tolist()],
-        }
+        {"name": name, "label": label, "digits": 3, "values": [means[:, :, column].tolist()]}
         for name, label in labels.items()
         if not np.isnan(means[:, :, column := agents.Report._fields.index(name)]).all()
     ]

@@ -31,9 +31,8 @@ def round_figure(replay: ReplayedRound, in_motion: bool = False) -> Figure:
     panels: Any = figure.subplots(len(heights), columns, squeeze=False, height_ratios=heights)
     for (name, play), (lanes, progress, *cell) in zip(replay.plays.items(), panels.T, strict=True):
         power = power_w[play.level.cpu()].numpy()  # [slot, client]
-        _draw_lanes(
-            lanes, play.band.numpy(force=True), power, np.unique(power_w.numpy()), scenario.bands
-        )
+        band, levels = play.band.numpy(force=True), np.unique(power_w.numpy())
+        _draw_lanes(lanes, band, power, levels, scenario.bands)
         lanes.set_title(f"{drawn(name)}, {replay.name}", loc="left")
         lanes.sharex(progress)
         lanes.tick_params(labelbottom=False)

@@ -81,12 +81,9 @@ def _rounding(device: torch.device) -> dict[str, str]:
 
 def changes_since(record: Mapping[str, Any], device: torch.device) -> list[str]:
     """What is not as it was when a run began and may move its last bits."""
-    now = _rounding(device).items()
-    return [
-        f"{what} was {record.get(what)}, is {is_now}"
-        for what, is_now in now
-        if record.get(what) != is_now
-    ]
+    now = _rounding(device)
+    other = [what for what in now if record.get(what) != now[what]]
+    return [f"{what} was {record.get(what)}, is {now[what]}" for what in other]
 
 
 def agents_digest(config: Config) -> str | list[str] | None:
@@ -113,11 +110,10 @@ def check_inputs(
             f"the agents in {str(config.allocation.checkpoint)!r} are not those of the run in "
             f"{str(path)!r}: choose another folder for a run of them, or bring the old ones back."
         )
-    needed = {
-        name: found
-        for name, found in inputs_of(config).items()
-        if policy is None or name in (policy, config.radio.traces, config.cost.speeds)
-    }
+    needed = inputs_of(config)
+    if policy is not None:
+        own = (policy, config.radio.traces, config.cost.speeds)
+        needed = {name: found for name, found in needed.items() if name in own}
     check_same_inputs(path, record.get("inputs"), needed)
 
 

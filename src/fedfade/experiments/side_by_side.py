@@ -160,9 +160,8 @@ class SideBySide:
         """The next round of some comparisons, which have all played as many."""
         table, number = self.table(tuple(these)), these[0].at.rounds
         states = [one.at.state.tensors() for one in these]
-        before = ServerState.of(
-            {name: table.by_model(torch.cat([s[name] for s in states])) for name in states[0]}
-        )
+        both = {name: torch.cat([state[name] for state in states]) for name in states[0]}
+        before = ServerState.of(both).each(table.by_model)
         due = any(one.evaluates(number) for one in these)
         with matrix_products(these[0].config.run.precision):
             unknown = ahead = None
@@ -233,12 +232,19 @@ def compare_many(
     with ExitStack() as stack:
         for place in places:
             stack.enter_context(place.open())
-        finished = sum(place.config.run.rounds for place in places if place.finished)
-        for batch in batches([place for place in places if not place.finished], device):
-            say(batch.plan)
-            batch.run(lambda done, doing, before=finished: tell(before + done, doing))  # type: ignore[misc]
-            finished += sum(one.at.rounds for one in batch.comparisons)
+        run_missing(places, device, tell, say)
         return [stored_rows(place) for place in places]
+
+
+def run_missing(
+    folders: Sequence[RunFolder], device: torch.device, tell: Tell, say: Callable[[str], None]
+) -> None:
+    """Run what is not finished in open folders; `tell` counts the rounds of all of them."""
+    done = sum(folder.config.run.rounds for folder in folders if folder.finished)
+    for batch in batches([folder for folder in folders if not folder.finished], device):
+        say(batch.plan)
+        batch.run(lambda rounds, doing, before=done: tell(before + rounds, doing))  # type: ignore[misc]
+        done += sum(one.at.rounds for one in batch.comparisons)
 
 
 def batches(folders: Sequence[RunFolder], device: torch.device) -> Iterator[SideBySide]:
@@ -269,9 +275,8 @@ def batches(folders: Sequence[RunFolder], device: torch.device) -> Iterator[Side
     limit = spare_bytes(device, _MODEL_SHARE, _MODEL_BYTES)
     for members in alike.values():
         while members:
-            needs = accumulate(
-                _COPIES * one.update_bytes + _KEPT_COPIES * one.memory_bytes for one, _ in members
-            )
+            sizes = ((one.update_bytes, one.memory_bytes) for one, _ in members)
+            needs = accumulate(_COPIES * sent + _KEPT_COPIES * kept for sent, kept in sizes)
             count = max(1, sum(need <= limit for need in needs))
             yield SideBySide(*zip(*members[:count], strict=True))
             del members[:count]

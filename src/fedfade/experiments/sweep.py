@@ -79,9 +79,8 @@ def load_sweep(path: Path, extra: Sequence[str] = ()) -> Sweep:
     for varied in _combinations(asked, len(seeds)):
         for seed in seeds:
             changes = asked.set | varied | {"run.seed": seed, "run.seeds": 1}
-            overrides = [
-                f"{n}={json.dumps(v, ensure_ascii=False, default=str)}" for n, v in changes.items()
-            ]
+            quoted = {n: json.dumps(v, ensure_ascii=False, default=str) for n, v in changes.items()}
+            overrides = [f"{name}={text}" for name, text in quoted.items()]
             config = load_config(asked.preset, [*overrides, *extra])
             name = point_name(asked.command, varied, seed, config)
             if name in points:

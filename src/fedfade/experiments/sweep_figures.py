@@ -17,7 +17,7 @@ import pandas as pd
 from fedfade.allocation import PERFECT
 from fedfade.errors import UserError
 from fedfade.experiments.figures import blank, colour, tidy
-from fedfade.experiments.metrics import Numbers, digits_of, heading, in_units, title_of
+from fedfade.experiments.metrics import Numbers, column
 from fedfade.pages import PagePart
 from fedfade.shown import drawn, from_cell
 from fedfade.storage import read_bytes, save_figure
@@ -135,7 +135,7 @@ def save_sweep_figures(folder: Path) -> list[Path]:
 
 def sweep_figure(panels: Sequence[SweptPanel], metric: str) -> Any:
     """One metric against one field: mean over seeds, bars of a standard error."""
-    columns = min(len(panels), _COLUMNS)
+    columns, shown = min(len(panels), _COLUMNS), column(metric)
     rows = -(-len(panels) // columns)
     figure = blank(2.2 + 3.6 * columns, 1.2 + 3.0 * rows)
     grid = figure.subplots(rows, columns, sharey=True, squeeze=False).flatten()
@@ -146,8 +146,8 @@ def sweep_figure(panels: Sequence[SweptPanel], metric: str) -> Any:
         for policy, values in panel.metrics[metric].items():
             if np.isnan(values).all():
                 continue
-            line = in_units(metric, np.nanmean(values, axis=0))
-            spread = in_units(metric, np.nanstd(values, axis=0, ddof=1)) if seeds > 1 else 0.0
+            line = shown.scale * np.nanmean(values, axis=0)
+            spread = shown.scale * np.nanstd(values, axis=0, ddof=1) if seeds > 1 else 0.0
             bars = np.nan_to_num(spread / np.sqrt(len(values))) if seeds > 1 else None
             style = {"ls": "--" if policy == PERFECT else "-", "marker": "o", "ms": 4, "lw": 1.8}
             shade = colour(policy, order)
@@ -160,11 +160,10 @@ def sweep_figure(panels: Sequence[SweptPanel], metric: str) -> Any:
     for axes in grid[len(panels) :]:
         axes.set_visible(False)
     for axes in grid[::columns]:
-        axes.set_ylabel(heading(metric))
+        axes.set_ylabel(shown.heading)
     noise = f"mean over {counted(seeds, 'seed')}, bars: standard error" if seeds > 1 else "one seed"
-    figure.suptitle(
-        f"{title_of(metric)} against {drawn(panels[0].field)}, {noise}", x=0.01, ha="left"
-    )
+    title = f"{shown.label} against {drawn(panels[0].field)}, {noise}"
+    figure.suptitle(title, x=0.01, ha="left")
     handles, names = grid[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside right upper", frameon=False, fontsize=9)
     return figure
@@ -180,13 +179,8 @@ def sweep_parts(folder: Path) -> list[PagePart]:
     for panel in swept_panels(fields, done):
         order = list(dict.fromkeys(policy for own in panel.metrics.values() for policy in own))
         lines = [
-            {
-                "name": policy,
-                "colour": colour(policy, order),
-                "bound": policy == PERFECT,
-                "about": "",
-            }
-            for policy in order
+            {"name": p, "colour": colour(p, order), "bound": p == PERFECT, "about": ""}
+            for p in order
         ]
         x: dict[str, Any] = {"name": panel.field, "label": panel.field, "values": panel.places}
         if panel.places is None:
@@ -194,9 +188,9 @@ def sweep_parts(folder: Path) -> list[PagePart]:
         y = [
             {
                 "name": metric,
-                "label": heading(metric),
-                "digits": digits_of(metric),
-                "values": [in_units(metric, own[policy]).tolist() for policy in order],
+                "label": (shown := column(metric)).heading,
+                "digits": shown.digits,
+                "values": [(shown.scale * own[policy]).tolist() for policy in order],
             }
             for metric, own in panel.metrics.items()
         ]

@@ -37,11 +37,7 @@ class Uplink:
     """
 
     def __init__(
-        self,
-        config: Config,
-        payload_bits: Payload,
-        device: torch.device,
-        layout: int | None = None,
+        self, config: Config, payload_bits: Payload, device: torch.device, layout: int | None = None
     ) -> None:
         self.config, self._layout = config, layout
         self.seeds = [config.run.seed + i for i in range(config.run.seeds)]

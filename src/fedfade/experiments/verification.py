@@ -1,7 +1,6 @@
 """Run the beginning of a stored run again and compare number by number."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import torch
 
 from fedfade import agents
 from fedfade.config import changed
-from fedfade.device import matrix_products
+from fedfade.device import matrix_products, on_threads
 from fedfade.errors import UserError
 from fedfade.experiments.comparison import Comparison, stored_grams
 from fedfade.experiments.metrics import check_complete, columns, read_rows
@@ -70,7 +69,10 @@ def verify(
     moved = {} if data_dir is None else {"learning.data_dir": data_dir}
     training = _is_training(folder)
     run_again = _verify_training if training else _verify_comparison
-    with _threads(threads or (None if training else open_finished(folder)[1].get("threads"))):
+    wanted = threads or (None if training else open_finished(folder)[1].get("threads"))
+    if not isinstance(wanted, int) or not 1 <= wanted <= 1024:  # the folder does not say
+        wanted = torch.get_num_threads()
+    with on_threads(wanted):
         answer = run_again(folder, steps, device, tell, moved)
     tell(answer.again, "done")
     return answer
@@ -92,9 +94,8 @@ def _verify_comparison(
     if "left" not in record and answer.again < total:
         answer.notes.append("an older version made this run: rounds not run again are not checked")
     if record.get("grown") and device.type == "cuda":
-        answer.notes.append(
-            "runs were added to this run later: on a GPU their last bits may differ"
-        )
+        later = "runs were added to this run later"
+        answer.notes.append(f"{later}: on a GPU their last bits may differ")
     for name, then, now in changed_files(folder, record, *RESULTS):
         answer.compare(name, ["SHA-256"], [then], [now])
     comparison = Comparison(config, device)
@@ -155,15 +156,3 @@ def _verify_training(
             f"verify {folder.parent}"
         )
     return answer
-
-
-@contextmanager
-def _threads(wanted: object) -> Iterator[None]:
-    """As many threads as the run had, if it says so."""
-    before = torch.get_num_threads()
-    if isinstance(wanted, int) and 1 <= wanted <= 1024:
-        torch.set_num_threads(wanted)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -200,9 +200,8 @@ def on_ray(
     try:
         import ray
     except ImportError:
-        raise UserError(
-            "--ray needs Ray, which is not installed: pip install 'fedfade[ray]'."
-        ) from None
+        needed = "Ray, which is not installed: pip install 'fedfade[ray]'"
+        raise UserError(f"--ray needs {needed}.") from None
     here = os.getcwd()
     try:
         with chdir("/"):  # Ray lets its workers import from the folder it is started in

@@ -134,9 +134,8 @@ def _had(context: Context, coding: ModelCoding, client: int, counted: object) ->
 def decode_reply(coding: ModelCoding | None, reply: RecordDict) -> Callable[[float], None]:
     """Put the client's model in the place of what it sent, or raise a ValueError. Answers what does
     the same again for a share of the upload."""
-    encoded = {
-        name: record for name, record in reply.array_records.items() if _STATISTICS in record
-    }
+    arrays = reply.array_records.items()
+    encoded = {name: record for name, record in arrays if _STATISTICS in record}
     if coding is None:
         if encoded:
             raise ValueError("it is encoded, but the strategy's learning.codec is not")

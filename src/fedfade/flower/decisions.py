@@ -24,15 +24,7 @@ from fedfade.allocation import Action, Outcome, Policy, Scope, View
 from fedfade.config import Config
 from fedfade.errors import UserError, not_allowed
 from fedfade.radio import db_to_linear
-from fedfade.uplink import (
-    Progress,
-    Round,
-    Scenario,
-    decode_action,
-    hop,
-    noise_rise_db,
-    plain_round,
-)
+from fedfade.uplink import Progress, Round, Scenario, decode_action, hop, noise_rise_db, plain_round
 
 
 def choose_policy(name: str, config: Config) -> Policy | None:

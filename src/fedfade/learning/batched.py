@@ -179,9 +179,8 @@ class ClientBatch:
         self._gradient = self._plain_gradient if self.dropout else fused
         self._recorded: dict[tuple[object, ...], _RecordedSteps] = {}
         self._at_once: int | None = None
-        self.mapped = not pass_changes(model, dataset.shape, training=True) and self._can_be_mapped(
-            model
-        )
+        changes = pass_changes(model, dataset.shape, training=True)
+        self.mapped = not changes and self._can_be_mapped(model)
 
     def _can_be_mapped(self, model: nn.Module) -> bool:
         """Whether one client's step can be written for all, by trying: spectral norm's cannot."""

@@ -77,9 +77,8 @@ def load_data(config: LearningConfig) -> Dataset:
 def data_folder(data_dir: str | Path | None = None) -> Path:
     """Where data sets are kept: the argument, FEDFADE_DATA, or the user's cache folder."""
     chosen = data_dir or os.environ.get(DATA_VARIABLE)
-    place = (
-        Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "fedfade")
-    )
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "fedfade")
+    place = Path(chosen) if chosen else cache
     try:
         return place.expanduser()
     except RuntimeError:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedfade.config import Precision
-from fedfade.device import matrix_products
+from fedfade.device import matrix_products, on_threads
 from fedfade.learning.averaging import ServerState
 from fedfade.learning.data import Dataset
 from fedfade.learning.fused import fuse_norms
@@ -253,8 +253,5 @@ class ClientLoop:
             finally:
                 self._idle.put(replica)
 
-        threads = torch.get_num_threads()
-        try:
+        with on_threads(torch.get_num_threads()):
             list(self._pool.map(work, product(runs, range(each))))
-        finally:
-            torch.set_num_threads(threads)

@@ -113,11 +113,11 @@ def check_training(name: str, model: nn.Module, shape: ImageShape, classes: int)
         copied = copy.deepcopy(model).train()
     except Exception as error:
         raise refused(f"cannot be copied, and every client has a copy: {one_line(error)}") from None
-    initial, images = InitialState(copied), torch.linspace(-1.0, 1.0, 2 * math.prod(shape))
+    initial, images = InitialState(copied), _two_images(shape)
 
-    def logits() -> object:
+    def logits() -> Any:
         torch.manual_seed(0)
-        return copied(images.view(2, *shape))
+        return copied(images)
 
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         try:
@@ -125,29 +125,27 @@ def check_training(name: str, model: nn.Module, shape: ImageShape, classes: int)
         except Exception as error:
             raise refused(f"fails in training mode: {one_line(error)}") from None
         _check_logits(name, "in training mode maps", found, classes)
-        assert isinstance(found, Tensor)
         if buffer_layout(copied) != buffer_layout(model):
             raise refused("changes the shape of a buffer, which is sent: make it not persistent")
         if not found.requires_grad:
             raise refused("gives no gradient to train by")
-        both = model, copied
-        every = [p for m in both for p in m.parameters() if p.requires_grad]
-        reached = [
-            g is not None for g in torch.autograd.grad(found.sum(), every, allow_unused=True)
-        ]
-        half = len(reached) // 2
-        if any(far and not near for far, near in zip(reached[:half], reached[half:], strict=True)):
+        far, near = ([p for p in m.parameters() if p.requires_grad] for m in (model, copied))
+        slopes = torch.autograd.grad(found.sum(), [*far, *near], allow_unused=True)
+        pairs = zip(slopes[: len(far)], slopes[len(far) :], strict=True)
+        if any(there is not None and here is None for there, here in pairs):
             raise refused("refers to itself in a function of its own: copies would train it")
         initial.restore()
         with torch.no_grad():
             torch._foreach_copy_(list(copied.parameters()), list(model.parameters()))
-        again = logits()
-        assert isinstance(again, Tensor)
-        if not torch.allclose(found, again, rtol=0.0, atol=0.0, equal_nan=True):
+        if not torch.allclose(found, logits(), rtol=0.0, atol=0.0, equal_nan=True):
             raise refused(
                 "maps the same images to something else in the next pass: what it keeps must be "
                 "in buffers, and random numbers must be PyTorch's"
             )
+
+
+def _two_images(shape: ImageShape) -> Tensor:
+    return torch.linspace(-1.0, 1.0, 2 * math.prod(shape)).view(2, *shape)
 
 
 class InitialState:
@@ -218,10 +216,9 @@ def pass_changes(model: nn.Module, shape: ImageShape, training: bool) -> bool:
     """Whether a forward pass changes parameters, or in testing mode anything, by trying."""
     copied = copy.deepcopy(model).train(training)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        copied(torch.linspace(-1.0, 1.0, 2 * math.prod(shape)).view(2, *shape))
-    before, after = (
-        [*one.parameters(), *([] if training else one.buffers())] for one in (model, copied)
-    )
+        copied(_two_images(shape))
+    both = model, copied
+    before, after = ([*m.parameters(), *([] if training else m.buffers())] for m in both)
     return len(before) != len(after) or not all(map(torch.equal, before, after))
 
 

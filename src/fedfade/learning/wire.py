@@ -45,10 +45,8 @@ class Wire:
         self.parameters, self.statistics = parameters.total, buffers.total
         sizes = [shape.numel() for shape in shapes]
         self.codec: Codec = CODECS.make(config.codec, config, sizes)
-        self._who, self._ours = (
-            f"learning.codec = {config.codec!r}",
-            config.codec in CODECS.built_in,
-        )
+        self._who = f"learning.codec = {config.codec!r}"
+        self._ours = config.codec in CODECS.built_in
         if hasattr(self.codec, "shaped"):
             self._ask("shaped", shapes)
         self.lossless = type(self.codec) is AsTrained

@@ -17,6 +17,8 @@ from fedfade.errors import not_allowed
 from fedfade.radio.microcell import log_normal_spread, path_loss_db, table
 from fedfade.randomness import fold, normal, streams, uniform
 
+Ints = Sequence[int]
+
 
 @dataclass(frozen=True)
 class LargeScale:
@@ -50,7 +52,7 @@ class Trajectory(LargeScale):
         """One round: [run, client]."""
         return self[:, self._row(round_index)]
 
-    def during(self, rounds: Sequence[int]) -> LargeScale:
+    def during(self, rounds: Ints) -> LargeScale:
         """Several rounds: [run, round, client]."""
         rows = [self._row(round_index) for round_index in rounds]
         one_after_another = rows == list(range(rows[0], rows[0] + len(rows)))
@@ -71,11 +73,7 @@ class Cell:
         self.config, self.radio, self.clients = cell, radio, clients
 
     def trajectory(
-        self,
-        seeds: Sequence[int],
-        rounds: int,
-        first_round: int = 0,
-        device: torch.device | str = "cpu",
+        self, seeds: Ints, rounds: int, first_round: int = 0, device: torch.device | str = "cpu"
     ) -> Trajectory:
         """Positions, headings, spreads and gains for every seed, round and client."""
         runs = streams(seeds, "placement", device=device)
@@ -95,7 +93,7 @@ class Cell:
         position = position.contiguous()
         return Trajectory(position, heading_rad=heading, first_round=first_round, **rest)
 
-    def _large_scale(self, seeds: Sequence[int], position: Tensor, keys: Tensor) -> dict[str, Any]:
+    def _large_scale(self, seeds: Ints, position: Tensor, keys: Tensor) -> dict[str, Any]:
         """Clause 7.5 step 4: shadowing and spreads, correlated with each other and in space."""
         rows, cell = table()["large_scale"], self.config
         names = rows["correlation"]["order"][1:]  # the first is shadowing
@@ -123,7 +121,7 @@ class Cell:
         found = {"distance_m": distance, "shadowing": independent[0], "gain_db": gain}
         return found | dict(zip(spread_names, spreads, strict=True))
 
-    def gain_db(self, seeds: Sequence[int], position: Tensor) -> Tensor:
+    def gain_db(self, seeds: Ints, position: Tensor) -> Tensor:
         """Large-scale gain at places [run, ..., 2] anywhere in the plane: [run, ...]."""
         cell, keys = self.config, streams(seeds, "field 0", device=position.device)
         shadowing = gaussian_field(keys, position, cell.shadowing_decorrelation_m)
@@ -149,7 +147,7 @@ class Cell:
         angle = 2 * math.pi * uniform(keys, ())
         return radius * _unit(angle)
 
-    def uniform_in_hexagon(self, keys: Tensor, shape: Sequence[int] = ()) -> Tensor:
+    def uniform_in_hexagon(self, keys: Tensor, shape: Ints = ()) -> Tensor:
         """Uniform over the hexagon outside the minimum distance: [*keys.shape, *shape, 2]."""
         side, nearest = self.config.side_m, self.config.min_distance_m
         # Candidates enough that all of them being too near has a chance below 1e-12.

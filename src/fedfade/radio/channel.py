@@ -1,6 +1,5 @@
 """Small-scale fading for whole rounds, whatever its source."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -8,7 +7,7 @@ from torch import Tensor
 
 from fedfade.config import CellConfig, RadioConfig
 from fedfade.errors import UserError, not_allowed, out_of_memory
-from fedfade.radio.cell import LargeScale, Trajectory
+from fedfade.radio.cell import Ints, LargeScale, Trajectory
 from fedfade.radio.fading import FadingSource
 from fedfade.randomness import fold, stream
 from fedfade.seams import FADING, one_line
@@ -46,31 +45,19 @@ class Channel:
             raise not_allowed("radio.receive_antennas", radio.receive_antennas, allowed)
 
     def small_scale_gain(
-        self,
-        seeds: Sequence[int],
-        round_index: int,
-        episodes: Sequence[int],
-        trajectory: Trajectory,
+        self, seeds: Ints, round_index: int, episodes: Ints, trajectory: Trajectory
     ) -> Tensor:
         """Gains for runs x episodes of one round: [run, episode, slot, client, band] float32."""
         return self.small_scale_gains(seeds, [round_index], episodes, trajectory)[:, 0]
 
     def small_scale_gains(
-        self,
-        seeds: Sequence[int],
-        rounds: Sequence[int],
-        episodes: Sequence[int],
-        trajectory: Trajectory,
+        self, seeds: Ints, rounds: Ints, episodes: Ints, trajectory: Trajectory
     ) -> Tensor:
         """The same for several rounds at once: [run, round, episode, slot, client, band]."""
         return self.small_scale(seeds, rounds, episodes, trajectory).gain
 
     def small_scale(
-        self,
-        seeds: Sequence[int],
-        rounds: Sequence[int],
-        episodes: Sequence[int],
-        trajectory: Trajectory,
+        self, seeds: Ints, rounds: Ints, episodes: Ints, trajectory: Trajectory
     ) -> SmallScale:
         """The same with directions. On CUDA a round alone hardly costs less than ten."""
         wanted, there = (len(seeds), self.clients), (*trajectory.gain_db.shape[::2],)
@@ -122,15 +109,11 @@ class Channel:
         if not (isinstance(drawn, tuple) and len(drawn) == 2):
             kind = type(drawn).__name__
             raise UserError(f"{source} returned {kind}: array must return gains and directions.")
-        antennas = self.radio.receive_antennas
-        kinds = {
-            "gains [episode, client, slot, band]": (torch.float32, self._shape),
-            "directions [episode, client, slot, band, antenna]": (
-                torch.complex64,
-                (*self._shape, antennas if antennas > 1 else 0),
-            ),
-        }
-        for (axes, (dtype, shape)), part in zip(kinds.items(), drawn, strict=True):
+        antennas, axes = self.radio.receive_antennas, "[episode, client, slot, band"
+        array = (*self._shape, antennas if antennas > 1 else 0)
+        kinds = (f"gains {axes}]", torch.float32, self._shape)
+        arrays = (f"directions {axes}, antenna]", torch.complex64, array)
+        for (axes, dtype, shape), part in zip((kinds, arrays), drawn, strict=True):
             needed = f"{dtype} {[*keys.shape, *shape]} on {keys.device}"
             found = type(part).__name__
             if isinstance(part, Tensor):

@@ -287,7 +287,7 @@ class Nr:
         state, copies = state.movedim(-1, 0), self._copies  # [width, episode, client]
         new_row, new_rate = self._picked(state[0], known)
         fresh = torch.stack([new_row, new_rate, torch.zeros_like(ratio), torch.ones_like(ratio)])
-        blocks = torch.cat([fresh, state[1:]]).unflatten(0, (-1, 5))  # the new one stands first
+        blocks = torch.cat([fresh, state[1:]]).view(-1, 5, *ratio.shape)  # the new one first
         row, rate, heard, before, begun = blocks.unbind(1)  # [block, episode, client]
         heard.add_(ratio)
         error = self._error(row, heard)

@@ -11,13 +11,12 @@ an unknown direction is heard by a combination of antennas with as much power as
 """
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from fedfade.config import CellConfig, RadioConfig
-from fedfade.radio.cell import Cell
+from fedfade.radio.cell import Cell, Ints
 from fedfade.radio.link import db_to_linear, dbm_to_w
 from fedfade.randomness import fold, integers, streams, uniform
 
@@ -36,7 +35,7 @@ class OtherCells:
         angle = math.pi / 6 + math.pi / 3 * number  # across the middles of the edges
         self._centres = 2 * cell.inner_radius_m * torch.stack([angle.cos(), angle.sin()], dim=-1)
 
-    def gains(self, seeds: Sequence[int], rounds: Sequence[int]) -> Tensor:
+    def gains(self, seeds: Ints, rounds: Ints) -> Tensor:
         """Large-scale gain of every client elsewhere to our base station, linear:
         [run, round, cell, client]."""
         keys = torch.stack([streams(seeds, "other cells", number) for number in rounds], dim=1)
@@ -46,13 +45,7 @@ class OtherCells:
         position = self._centres[:, None] + self._cell.uniform_in_hexagon(keys)
         return db_to_linear(self._cell.gain_db(seeds, position))
 
-    def levels_w(
-        self,
-        places: Sequence[int],
-        seeds: Sequence[int],
-        rounds: Sequence[int],
-        episodes: Sequence[int],
-    ) -> Tensor:
+    def levels_w(self, places: Ints, seeds: Ints, rounds: Ints, episodes: Ints) -> Tensor:
         """Power on each sub-band, in watt: [run, round, episode, slot, band].
 
         No slots where there are no other cells. Clients stand where the seeds `places` put them,

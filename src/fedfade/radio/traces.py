@@ -34,10 +34,8 @@ class TraceFading:
         self._drops = load_traces(radio).to(device)
         count = len(self._drops)
         if count < clients:
-            few = (
-                f"it holds {count} drops, fewer than the {clients} clients that fade independently"
-            )
-            raise UserError(f"radio.traces = {radio.traces!r} is not allowed: {few}.")
+            few = f"{count} drops, fewer than the {clients} clients that fade independently"
+            raise UserError(f"radio.traces = {radio.traces!r} is not allowed: it holds {few}.")
         # Steps that come back to a drop only when all have been passed.
         steps = [step for step in range(1, count + 1) if math.gcd(step, count) == 1]
         self._strides = torch.tensor(steps, device=device)
@@ -67,11 +65,9 @@ def load_traces(radio: RadioConfig) -> Tensor:
                 raise UserError(f"{asked}: it holds {held} {what}.")
         # Large-scale gains come from the cell: what else is in the file would count twice.
         if not _LEAST_MEAN <= (mean := float(gain.mean(dtype=np.float64))) <= 1 / _LEAST_MEAN:
-            found = (
-                f"radio.traces = {str(file)!r} is not allowed: its gains have a mean of {mean:.3g}"
-            )
             wanted = "small-scale gains have one of 1 (an array 'xpr_gain' [drop] divides them)"
-            raise UserError(f"{found}, but {wanted}.")
+            why = f"its gains have a mean of {mean:.3g}, but {wanted}"
+            raise UserError(f"radio.traces = {str(file)!r} is not allowed: {why}.")
         parts.append(torch.from_numpy(gain[:, : radio.slots, : radio.subbands]))
     return torch.cat(parts)
 

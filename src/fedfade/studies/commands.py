@@ -2,77 +2,63 @@
 a bit of channel knowledge worth? `fedfade levers`: allocation, compression or aggregation?"""
 
 import time
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from fedfade.commands.options import (
-    DataDirOption,
-    DeviceOption,
-    OverwriteOption,
-    PlainConsole,
-    PrecisionOption,
-    SetOption,
-    ThreadsOption,
-    echo,
-    given_fields,
-    running,
-    stopping_cleanly,
-    tell_idle,
-    time_left,
-    use_threads,
-    watched,
-    with_fields,
-)
+from fedfade.commands import options
 
 _PLACES = ("learning.data_dir", "run.device")  # where a run is made is not in its folder's name
-_OWN = "runs/{}, and what was asked for besides"
 _ROUNDS = "rounds played of each, spread over run.rounds"
-_SCALES = "the scale's"
+_CELL = "its cell is played besides the ring; name or .yaml"
+_AGENTS = "NAME=FOLDER of fedfade train: agents to place on it (repeatable)"
+_RUNS = "federated runs too, run.rounds and run.seeds of them"
+_LINE = "this line of the list alone, 'random int8 mean' (repeatable)"
+_PART = "this part alone (repeatable); all if not given"
+_EPOCHS = "federated rounds of part epochs"
+_TRAINED = "the training cell: paper, ring, or a .yaml"
+_LIST = "part readings: a list of your own, .yaml"
+_SOME = "part readings: these alone (repeatable)"
+_TOGETHER = "part readings: trainings in one program, at most"
+_REDRAW = "only figures and tables, from the CSV files"
+_scaled = partial(typer.Option, show_default="the scale's")
+_Names = list[str] | None
+
+
+def _folder(name: str) -> Any:
+    return typer.Option(help="folder", show_default=f"runs/{name}, and what was asked for besides")
+
+
+def _own_folder(name: str, overrides: _Names, fields: Mapping[str, object]) -> Path:
+    from fedfade.experiments.run_folder import default_folder
+
+    kept = {field: value for field, value in fields.items() if field not in _PLACES}
+    return default_folder(name, options.given_fields(overrides, kept))
 
 
 def reproduce(
     part: Annotated[str, typer.Argument(help="what to make; all in order if not given")] = "all",
     scale: Annotated[str, typer.Option(help="paper, or small: minutes on two cores")] = "paper",
-    out: Annotated[
-        Path | None, typer.Option(help="folder", show_default=_OWN.format("reproduce-SCALE"))
-    ] = None,
-    preset: Annotated[
-        str, typer.Option(help="the training cell: paper, ring, or a .yaml")
-    ] = "paper",
-    seeds: Annotated[
-        int | None, typer.Option(help="training and evaluation seeds", show_default=_SCALES)
-    ] = None,
-    rounds: Annotated[
-        int | None, typer.Option(help="federated rounds", show_default=_SCALES)
-    ] = None,
-    episodes: Annotated[
-        int | None, typer.Option(help="training episodes", show_default=_SCALES)
-    ] = None,
-    epoch_rounds: Annotated[
-        int | None,
-        typer.Option(min=1, help="federated rounds of part epochs", show_default=_SCALES),
-    ] = None,
-    device: DeviceOption = None,
-    precision: PrecisionOption = None,
-    threads: ThreadsOption = None,
-    data_dir: DataDirOption = None,
-    readings: Annotated[
-        Path | None, typer.Option(help="part readings: a list of your own, .yaml")
-    ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="part readings: these alone (repeatable)")
-    ] = None,
-    together: Annotated[
-        int, typer.Option(min=1, help="part readings: trainings in one program, at most")
-    ] = 15,
-    redraw: Annotated[
-        bool, typer.Option("--redraw", help="only figures and tables, from the CSV files")
-    ] = False,
-    overwrite: OverwriteOption = False,
-    overrides: SetOption = None,
+    out: Annotated[Path | None, _folder("reproduce-SCALE")] = None,
+    preset: Annotated[str, typer.Option(help=_TRAINED)] = "paper",
+    seeds: Annotated[int | None, _scaled(help="training and evaluation seeds")] = None,
+    rounds: Annotated[int | None, _scaled(help="federated rounds")] = None,
+    episodes: Annotated[int | None, _scaled(help="training episodes")] = None,
+    epoch_rounds: Annotated[int | None, _scaled(min=1, help=_EPOCHS)] = None,
+    device: options.DeviceOption = None,
+    precision: options.PrecisionOption = None,
+    threads: options.ThreadsOption = None,
+    data_dir: options.DataDirOption = None,
+    readings: Annotated[Path | None, typer.Option(help=_LIST)] = None,
+    only: Annotated[_Names, typer.Option(help=_SOME)] = None,
+    together: Annotated[int, typer.Option(min=1, help=_TOGETHER)] = 15,
+    redraw: Annotated[bool, typer.Option("--redraw", help=_REDRAW)] = False,
+    overwrite: options.OverwriteOption = False,
+    overrides: options.SetOption = None,
 ) -> None:
     """Train, compare and draw what is missing; interrupted anywhere, the same command goes on.
 
@@ -80,105 +66,90 @@ def reproduce(
     readings, which searches what the paper leaves open.
     """
     from fedfade.config import load_config
-    from fedfade.errors import UserError, not_allowed
-    from fedfade.experiments.run_folder import default_folder
     from fedfade.storage import begin_anew
+    from fedfade.studies import paper
+
+    _check_asked(part, scale, {"--readings": readings, "--only": only})
+    fields: dict[str, object] = {"learning.data_dir": data_dir, "run.seeds": seeds}
+    fields |= {"run.rounds": rounds, "qmix.episodes": episodes}
+    fields |= {"run.device": device, "run.precision": precision}
+    changes = [*paper.SCALES[scale].overrides, *options.with_fields(overrides, fields)]
+    if part == "readings" and scale == "paper":
+        changes = ["run.seeds=3", *changes]  # of many readings rather than of few
+    options.use_threads(threads)
+    begin = time.monotonic()
+
+    def say(text: str) -> None:
+        options.echo(f"{time.monotonic() - begin:6.0f} s  {text}")
+
+    grid = {"epoch_rounds": epoch_rounds}
+    cell = {"preset": None if preset == "paper" else preset, **fields, **grid}
+    folder = out or _own_folder(f"reproduce-{scale}", overrides, cell)
+    search = paper.Search(readings, tuple(only or ()), together)
+    base = load_config(preset, changes)
+    options.tell_idle(preset, load_config(preset, options.with_fields(overrides, fields)))
+    with options.running("%", 100, f"the same command continues in {folder}") as tell:
+        work = paper.Work(lambda share, doing: tell(100 * share, doing))
+        chat = (lambda line: None) if options.watched() else say  # who sees a bar needs no lines
+        setting = paper.checked_setting(folder, base, scale, grid, say, search, chat, work)
+        if overwrite:
+            begin_anew(folder, "reproduce.json", ["claims.md", "results.md", *paper.PARTS])
+        page = paper.reproduce(setting, paper.ALL if part == "all" else [part], redraw)
+    if part == "readings":
+        options.echo(f"table: {folder / 'readings' / 'readings.md'}")
+        return
+    options.echo(page)
+    options.echo(f"claims: {folder / 'claims.md'}")
+
+
+def _check_asked(part: str, scale: str, for_readings: Mapping[str, object]) -> None:
+    from fedfade.errors import UserError, not_allowed
     from fedfade.studies import paper
 
     if part not in (*paper.PARTS, "all"):
         raise not_allowed("part", part, f"one of {', '.join(paper.PARTS)} or all")
     if scale not in paper.SCALES:
         raise not_allowed("--scale", scale, f"one of {', '.join(paper.SCALES)}")
-    for option, given in (("--readings", readings), ("--only", only)):
+    for option, given in for_readings.items():
         if given and part != "readings":
             raise UserError(f"{option} belongs to part readings: leave it out of part {part}.")
-    fields = {
-        "learning.data_dir": data_dir,
-        "run.seeds": seeds,
-        "run.rounds": rounds,
-        "qmix.episodes": episodes,
-        "run.device": device,
-        "run.precision": precision,
-    }
-    changes = [*paper.SCALES[scale].overrides, *with_fields(overrides, fields)]
-    if part == "readings" and scale == "paper":
-        changes = ["run.seeds=3", *changes]  # of many readings rather than of few
-    use_threads(threads)
-    begin = time.monotonic()
-
-    def say(text: str) -> None:
-        echo(f"{time.monotonic() - begin:6.0f} s  {text}")
-
-    grid = {"epoch_rounds": epoch_rounds}
-    cell = {"preset": None if preset == "paper" else preset, **fields, **grid}
-    kept = {field: value for field, value in cell.items() if field not in _PLACES}
-    folder = out or default_folder(f"reproduce-{scale}", given_fields(overrides, kept))
-    search = paper.Search(readings, tuple(only or ()), together)
-    base = load_config(preset, changes)
-    tell_idle(preset, load_config(preset, with_fields(overrides, fields)))
-    with running("%", 100, f"the same command continues in {folder}") as tell:
-        work = paper.Work(lambda share, doing: tell(100 * share, doing))
-        chat = (lambda line: None) if watched() else say  # who sees a bar needs no lines
-        setting = paper.checked_setting(folder, base, scale, grid, say, search, chat, work)
-        if overwrite:
-            begin_anew(folder, "reproduce.json", ["claims.md", "results.md", *paper.PARTS])
-        page = paper.reproduce(setting, paper.ALL if part == "all" else [part], redraw)
-    if part == "readings":
-        echo(f"table: {folder / 'readings' / 'readings.md'}")
-        return
-    echo(page)
-    echo(f"claims: {folder / 'claims.md'}")
 
 
 def ladder(
-    preset: Annotated[
-        str, typer.Argument(help="its cell is played besides the ring; name or .yaml")
-    ] = "paper",
-    out: Annotated[
-        Path | None, typer.Option(help="folder", show_default=_OWN.format("ladder-PRESET"))
-    ] = None,
-    seeds: Annotated[
-        int | None,
-        typer.Option(min=1, help="seeds played in every cell", show_default=_SCALES),
-    ] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help=_ROUNDS, show_default=_SCALES)] = None,
-    checkpoint: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=FOLDER of fedfade train: agents to place on it (repeatable)"),
-    ] = None,
+    preset: Annotated[str, typer.Argument(help=_CELL)] = "paper",
+    out: Annotated[Path | None, _folder("ladder-PRESET")] = None,
+    seeds: Annotated[int | None, _scaled(min=1, help="seeds played in every cell")] = None,
+    rounds: Annotated[int | None, _scaled(min=1, help=_ROUNDS)] = None,
+    checkpoint: Annotated[_Names, typer.Option(help=_AGENTS)] = None,
     scale: Annotated[str, typer.Option(help="full, or small: a look at the code")] = "full",
-    accuracy: Annotated[
-        bool,
-        typer.Option("--accuracy", help="federated runs too, run.rounds and run.seeds of them"),
-    ] = False,
-    device: DeviceOption = None,
-    threads: ThreadsOption = None,
-    data_dir: DataDirOption = None,
-    overwrite: OverwriteOption = False,
-    overrides: SetOption = None,
+    accuracy: Annotated[bool, typer.Option("--accuracy", help=_RUNS)] = False,
+    device: options.DeviceOption = None,
+    threads: options.ThreadsOption = None,
+    data_dir: options.DataDirOption = None,
+    overwrite: options.OverwriteOption = False,
+    overrides: options.SetOption = None,
 ) -> None:
     """Uploads per round against what clients know, over SNR, spread of gains and speed."""
     from pandas import DataFrame
 
     from fedfade.device import pick_device
-    from fedfade.experiments.run_folder import default_folder, provenance
+    from fedfade.experiments.run_folder import provenance
     from fedfade.storage import begin_anew, folder_lock, write_json
     from fedfade.studies.frames import write_frame
     from fedfade.studies.ladder import page, played, rungs
 
-    use_threads(threads)
-    changes = with_fields(overrides, {"learning.data_dir": data_dir, "run.device": device})
+    options.use_threads(threads)
+    changes = options.with_fields(overrides, {"learning.data_dir": data_dir, "run.device": device})
     asked = rungs.make_ladder(preset, scale, seeds, rounds, checkpoint or (), changes)
     counts: dict[str, object] = {"seeds": seeds, "rounds": rounds, "checkpoint": checkpoint}
     counts |= {"scale": None if scale == "full" else scale}
-    name = f"ladder-{Path(preset).stem}"
-    folder = out or default_folder(name, given_fields(overrides, counts))
+    folder = out or _own_folder(f"ladder-{Path(preset).stem}", overrides, counts)
     if overwrite:
         begin_anew(folder, "ladder.json", ["runs", "accuracy", "*.csv", "*.png", "ladder.md"])
-    with stopping_cleanly(f"the same command continues in {folder}"), folder_lock(folder):
+    with options.stopping_cleanly(f"the same command continues in {folder}"), folder_lock(folder):
         made_by = provenance(asked.base, pick_device(asked.base.run.device))
         write_json(folder / "ladder.json", made_by)
-        with time_left("cells", len(asked.cells)) as tell:
+        with options.time_left("cells", len(asked.cells)) as tell:
             lines = played.play(asked, folder, tell)
         table, policies = played.ladder_table(asked, lines), played.policy_table(asked, lines)
         write_frame(folder / "ladder.csv", table)
@@ -186,7 +157,7 @@ def ladder(
         accuracies = DataFrame()
         if accuracy:
             runs = played.accuracy_runs(asked, folder, table)
-            with time_left("rounds", sum(run.config.run.rounds for run in runs)) as tell:
+            with options.time_left("rounds", sum(run.config.run.rounds for run in runs)) as tell:
                 accuracies = played.accuracy_table(asked, runs, table, tell)
             write_frame(folder / "accuracy.csv", accuracies)
         page.write_page(asked, folder, table, policies, accuracies)
@@ -195,69 +166,54 @@ def ladder(
     shown = Table("m/s", *over_cells.columns, box=None, header_style="bold")
     for speed, uploads in over_cells.iterrows():
         shown.add_row(f"{speed:g}", *(f"{value:.2f}" for value in uploads))
-    console = PlainConsole()
-    if not console.is_terminal:
-        console.width = 130  # a file or pipe has no width of its own
+    console = options.console_of_width(130)
     console.print("uploads per round, mean over cells, best policy without learning on each rung:")
     console.print(shown)
-    echo(f"tables: {folder / 'ladder.md'}")
+    options.echo(f"tables: {folder / 'ladder.md'}")
 
 
 def levers(
     scale: Annotated[str, typer.Option(help="paper, or small: minutes on two cores")] = "paper",
-    only: Annotated[
-        list[str] | None, typer.Option(help="this part alone (repeatable); all if not given")
-    ] = None,
-    line: Annotated[
-        list[str] | None,
-        typer.Option(help="this line of the list alone, 'random int8 mean' (repeatable)"),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="folder", show_default=_OWN.format("levers-SCALE"))
-    ] = None,
-    seeds: Annotated[
-        int | None, typer.Option(help="seeds of every run", show_default=_SCALES)
-    ] = None,
-    rounds: Annotated[
-        int | None, typer.Option(help="federated rounds", show_default=_SCALES)
-    ] = None,
-    device: DeviceOption = None,
-    precision: PrecisionOption = None,
-    threads: ThreadsOption = None,
-    data_dir: DataDirOption = None,
-    overwrite: OverwriteOption = False,
-    overrides: SetOption = None,
+    only: Annotated[_Names, typer.Option(help=_PART)] = None,
+    line: Annotated[_Names, typer.Option(help=_LINE)] = None,
+    out: Annotated[Path | None, _folder("levers-SCALE")] = None,
+    seeds: Annotated[int | None, _scaled(help="seeds of every run")] = None,
+    rounds: Annotated[int | None, _scaled(help="federated rounds")] = None,
+    device: options.DeviceOption = None,
+    precision: options.PrecisionOption = None,
+    threads: options.ThreadsOption = None,
+    data_dir: options.DataDirOption = None,
+    overwrite: options.OverwriteOption = False,
+    overrides: options.SetOption = None,
 ) -> None:
     """Allocation, codec and server rule over the load; the same command goes on where it stopped.
 
     Parts are paper, heavy, payload, clients and order.
     """
     from fedfade.device import pick_device
-    from fedfade.experiments.run_folder import default_folder, provenance
+    from fedfade.experiments.run_folder import provenance
     from fedfade.storage import begin_anew, folder_lock, write_json
     from fedfade.studies.frames import write_frame
-    from fedfade.studies.levers import load_picture, page, plan, runs
+    from fedfade.studies.levers import page, plan, runs
 
-    use_threads(threads)
+    options.use_threads(threads)
     fields = {"learning.data_dir": data_dir, "run.seeds": seeds, "run.rounds": rounds}
     fields |= {"run.device": device, "run.precision": precision}
-    asked = plan.load_levers(scale, only or (), with_fields(overrides, fields), line or ())
-    kept = {field: value for field, value in fields.items() if field not in _PLACES}
-    folder = out or default_folder(f"levers-{scale}", given_fields(overrides, kept))
+    asked = plan.load_levers(scale, only or (), options.with_fields(overrides, fields), line or ())
+    folder = out or _own_folder(f"levers-{scale}", overrides, fields)
     if overwrite:
         begin_anew(folder, "levers.json", ["runs", "*.csv", "*.png", "levers.md"])
-    with stopping_cleanly(f"the same command continues in {folder}"), folder_lock(folder):
+    with options.stopping_cleanly(f"the same command continues in {folder}"), folder_lock(folder):
         base = asked.parts[0].base
         write_json(folder / "levers.json", provenance(base, pick_device(base.run.device)))
         planned = runs.planned_runs(asked, folder)
-        with time_left("rounds", sum(run.config.run.rounds for run in planned)) as tell:
+        with options.time_left("rounds", sum(run.config.run.rounds for run in planned)) as tell:
             rows = runs.played(asked, planned, tell)
         table, curve = runs.ends(asked, rows), runs.curves(rows)
         claims, lines = runs.judged(asked, table), runs.summary(asked, table, curve)
-        load_picture.write_load_picture(asked, folder, lines)
         for name, frame in (("seeds", table), ("curves", curve), ("claims", claims)):
             write_frame(folder / f"{name}.csv", frame)
         write_frame(folder / "levers.csv", lines)
         page.write_page(asked, folder, lines, claims)
-    echo(page.page(asked, lines, claims))
-    echo(f"tables: {folder / 'levers.md'}")
+    options.echo(page.page(asked, lines, claims))
+    options.echo(f"tables: {folder / 'levers.md'}")

@@ -19,11 +19,6 @@ from fedfade.storage import read_bytes
 _BYTES_A_SPEED = 100  # more are not needed to write a number
 
 
-def speeds_differ(cost: CostConfig) -> bool:
-    """Whether a client may be late to send."""
-    return cost.speeds is not None or cost.speed_spread > 0
-
-
 def client_speeds(cost: CostConfig, seeds: Sequence[int], clients: int) -> Tensor:
     """Training samples a second, which are a client's own for all rounds: float64 [seed, client].
 
@@ -73,7 +68,7 @@ def training_seconds(config: Config, seeds: Sequence[int], dealt: int | None = N
 def ready_slots(config: Config, seeds: Sequence[int]) -> Tensor:
     """First slot in which a client can send, 0 for the fastest, `radio.slots` for one that is too
     slow for the round: int64 [seed, client]; [seed, 0] where all are as fast (`Round`)."""
-    if not speeds_differ(config.cost):
+    if config.cost.speeds is None and config.cost.speed_spread == 0:  # nobody is late
         return torch.zeros(len(seeds), 0, dtype=torch.int64)
     training_s = training_seconds(config, seeds)
     late_s = training_s - training_s.amin(-1, keepdim=True)
@@ -99,11 +94,7 @@ class Bill:
     """Makes out what rounds of one configuration cost, on the CPU in float64."""
 
     def __init__(
-        self,
-        config: Config,
-        seeds: Sequence[int],
-        model_values: int,
-        samples: int | None = None,
+        self, config: Config, seeds: Sequence[int], model_values: int, samples: int | None = None
     ) -> None:
         """`model_values` in the model, for `payload_bits: auto`; `samples` in the training set,
         counted where they matter if not given."""

@@ -102,7 +102,7 @@ class UplinkEnv(ParallelEnv[str, NDArray[np.float32], int]):  # type: ignore[mis
         if self.render_mode is None:
             return None
         self._check_begun("render")
-        from fedfade.uplink.round_so_far import pixels, round_so_far_figure
+        from fedfade.uplink.figures import pixels, round_so_far_figure
 
         episodes = self._episodes
         left = (episodes.progress.remaining_bits[0] / self.scenario.payload_bits).numpy()

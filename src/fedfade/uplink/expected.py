@@ -22,9 +22,8 @@ _DROPS = 32  # client-rounds it is played over, at least: errors of a mean rate 
 
 def rate_table(config: Config) -> Tensor:
     """Mean bit/s/Hz of a client alone on the best of 1, 2, ... sub-bands: [choices, mean SNR]."""
-    return _played(
-        config.radio.model_dump_json(), config.cell.model_dump_json(), config.learning.clients
-    )
+    radio, cell = config.radio.model_dump_json(), config.cell.model_dump_json()
+    return _played(radio, cell, config.learning.clients)
 
 
 @lru_cache(maxsize=16)

@@ -113,10 +113,7 @@ class SyntheticGradients(GradientSource):
     """
 
     def __init__(
-        self,
-        config: Config,
-        device: torch.device | str = "cpu",
-        payload: Payload | None = None,
+        self, config: Config, device: torch.device | str = "cpu", payload: Payload | None = None
     ) -> None:
         """`payload`: what a federation with these settings was found to send."""
         if payload is None and config.learning.payload_bits == "auto":

@@ -273,6 +273,10 @@ def _in_order(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
     return order_of(scenario, round_).clients.float()[None, None]
 
 
+def _update_finished(scenario: Scenario, columns: Tensor, share: Tensor) -> None:
+    columns.copy_((share <= 0)[..., 0].T)
+
+
 def _update_finished_order(scenario: Scenario, columns: Tensor, share: Tensor) -> None:
     done = (share <= 0)[..., 0].T  # [episode, client]
     columns.copy_(done.gather(1, columns[0].long()))
@@ -299,9 +303,16 @@ def _blank(scenario: Scenario, round_: Round, slots: Tensor) -> Tensor:
     return torch.zeros(1, 1, 1, 1, device=scenario.device)
 
 
+def _clients(scenario: Scenario) -> int:
+    return scenario.clients
+
+
+def _everybodys_bands(scenario: Scenario) -> int:
+    return scenario.clients * scenario.bands
+
+
 ALPHAS = LoadedPart(
-    lambda scenario, round_, slots: scaled_snr(scenario, round_)[None, None],
-    width=lambda scenario: scenario.clients,
+    lambda scenario, round_, slots: scaled_snr(scenario, round_)[None, None], width=_clients
 )
 FADING = LoadedPart(
     lambda scenario, round_, slots: scaled_fading(scenario, round_, slots).permute(1, 2, 0, 3),
@@ -318,15 +329,8 @@ DEVIATION = LoadedPart(
 ROUND = LoadedPart(
     lambda scenario, round_, slots: (round_.number / scenario.rounds)[None, None, :, None]
 )
-FINISHED = LoadedPart(
-    _blank,
-    width=lambda scenario: scenario.clients,
-    update=lambda scenario, columns, share: columns.copy_((share <= 0)[..., 0].T),
-    told="finished",
-)
-OTHERS_FADING = LoadedPart(
-    _others_fading, width=lambda scenario: scenario.clients * scenario.bands, told="fading"
-)
+FINISHED = LoadedPart(_blank, _clients, _update_finished, told="finished")
+OTHERS_FADING = LoadedPart(_others_fading, _everybodys_bands, told="fading")
 SCHEDULE = LoadedPart(_schedule, width=lambda scenario: scenario.bands + 4)
 RESERVATION = LoadedPart(
     _reservation, width=lambda scenario: 4 * scenario.bands + 4, update=_update_reservation
@@ -336,13 +340,6 @@ TIME_TO_FINISH = LoadedPart(
 )
 ORDER = LoadedPart(_order, width=lambda scenario: 3 * scenario.clients + 1)
 SLACK = LoadedPart(_slack, width=lambda scenario: 2, update=_update_slack)
-FINISHED_ORDER = LoadedPart(
-    _in_order,
-    width=lambda scenario: scenario.clients,
-    update=_update_finished_order,
-    told="finished",
-)
-ORDER_FADING = LoadedPart(
-    _order_fading, width=lambda scenario: scenario.clients * scenario.bands, told="fading"
-)
+FINISHED_ORDER = LoadedPart(_in_order, _clients, _update_finished_order, told="finished")
+ORDER_FADING = LoadedPart(_order_fading, _everybodys_bands, told="fading")
 READY = LoadedPart(_ready, width=lambda scenario: 1 + scenario.clients)

@@ -158,10 +158,7 @@ class Reservation(NamedTuple):
 
 
 def best_rate(
-    snr: Tensor,
-    choices: float,
-    shape: float,
-    efficiency: Callable[[Tensor], Tensor] = _shannon,
+    snr: Tensor, choices: float, shape: float, efficiency: Callable[[Tensor], Tensor] = _shannon
 ) -> Tensor:
     """Mean of log2(1 + snr * h), h the best of `choices` sub-bands, in bit/s/Hz, or of another
     link's efficiency.

@@ -124,9 +124,8 @@ def _draw(ladder: Ladder, axes: Any, table: DataFrame, points: DataFrame, field:
         known = name in KNOWN
         mark = KNOWN[name] if known else trainings[name]
         style = {"marker": mark, "ms": 10 if mark == "*" else 6, "ls": ""}
-        axes.plot(
-            [], [], color="black", label=name if known else drawn(f"{name} (learned)"), **style
-        )
+        label = name if known else drawn(f"{name} (learned)")
+        axes.plot([], [], color="black", label=label, **style)
         edge = {} if known else {"mec": "black", "mew": 0.5}
         for speed, rung, value in own[["speed", "rung", field]].itertuples(index=False):
             x = rungs.index(rung) + 0.12 * (speeds.index(speed) - (len(speeds) - 1) / 2)

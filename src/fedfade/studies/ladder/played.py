@@ -87,10 +87,8 @@ def _played(
         return DataFrame({"policy": name, "training": training, **seeds})
 
     if agents:
-        policies = (load_policy_checkpoint(folder, config) for folder in agents.folders)
-        return pd.concat(
-            by_seed(agents.name, f"training {number}", one) for number, one in enumerate(policies)
-        )
+        policies = enumerate(load_policy_checkpoint(folder, config) for folder in agents.folders)
+        return pd.concat(by_seed(agents.name, f"training {n}", policy) for n, policy in policies)
     names = ladder.policies
     return pd.concat(by_seed(n, "", None if n == GENIE else load_policy(n)) for n in names)
 

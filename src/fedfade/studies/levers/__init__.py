@@ -2,5 +2,5 @@
 
 plan   what is compared, from levers.yaml
 runs   federated runs of it, side by side, and tables of how they ended
-page   one picture and a page; load_picture: accuracy against load
+page   two pictures and a page
 """

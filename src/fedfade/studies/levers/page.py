@@ -1,23 +1,43 @@
-"""The study to look at: one picture, accuracy by combination and load, and tables to paste."""
+"""The study to look at: two pictures, accuracy by combination and against load; tables to paste."""
 
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from fedfade.storage import save_figure, write_text
 from fedfade.studies.frames import markdown, matching
 from fedfade.studies.levers.plan import LeverPart, Levers
 from fedfade.studies.levers.runs import ENOUGH
 
+_OVER_LOAD = "payload"
+"""The part that is drawn against load: the picture that answers the study's question."""
+_SHOWN = {
+    "perfect float32 mean": ("#444444", ":"),
+    "wrap-around int4 mean": ("#1e8449", "-"),
+    "wrap-around int8 mean": ("#2471a3", "-"),
+    "random int8 mean": ("#2471a3", "--"),
+    "wrap-around float32 mean": ("#c0392b", "-"),
+    "random float32 mean": ("#c0392b", "--"),
+}
+"""Lines of that part, each with its colour (a codec) and stroke (an allocation)."""
+
 
 def write_page(levers: Levers, out: Path, table: DataFrame, claims: DataFrame) -> None:
-    """`levers.png`, where Matplotlib is installed, and `levers.md`."""
+    """`levers.png` and `load.png`, where Matplotlib is installed, and `levers.md`."""
     with suppress(ImportError):  # a machine that only computes need not have it
+        write_load_picture(levers, out, table)
         save_figure(levers_figure(levers, table), out / "levers.png")
     write_text(out / "levers.md", page(levers, table, claims))
+
+
+def write_load_picture(levers: Levers, out: Path, table: DataFrame) -> None:
+    """`load.png`, where the part over payloads was played."""
+    for part in levers.parts:
+        if part.name == _OVER_LOAD:
+            save_figure(_load_figure(part, matching(table, part=part.name)), out / "load.png")
 
 
 def page(levers: Levers, table: DataFrame, claims: DataFrame) -> str:
@@ -82,13 +102,32 @@ def levers_figure(levers: Levers, table: DataFrame) -> Any:
     return figure
 
 
+def _load_figure(part: LeverPart, table: DataFrame) -> Any:
+    from fedfade.studies.paper.charts import panels
+
+    figure, ((axes,),) = panels(8.2, 3.8, 1, 1)
+    for line, (colour, stroke) in _SHOWN.items():
+        own = table[_lines(table) == line].sort_values("load")
+        label = line.removesuffix(" mean").replace(" ", ", ")
+        axes.plot(own["load"], 100 * own["accuracy"], stroke, color=colour, label=label, marker="o")
+    axes.set_xscale("log")
+    axes.set_xticks([float(point["load"]) for point in part.points.values()], list(part.points))
+    axes.minorticks_off()
+    axes.set(xlabel=part.says, ylabel="final accuracy in %")
+    figure.legend(loc="outside right center", frameon=False, title="allocation, codec")
+    return figure
+
+
+def _lines(table: DataFrame) -> Series:
+    return table["allocation"] + " " + table["codec"] + " " + table["server"]
+
+
 def _accuracies(part: LeverPart, table: DataFrame) -> DataFrame:
     """In per cent: a line per combination, a column per load or moment."""
-    line = table["allocation"] + " " + table["codec"] + " " + table["server"]
+    line = _lines(table)
     if len(part.points) > 1:
-        wide = table.assign(line=line).pivot_table(
-            index="line", columns="point", values="accuracy", sort=False
-        )[list(part.points)]
+        axes = {"index": "line", "columns": "point", "values": "accuracy"}
+        wide = table.assign(line=line).pivot_table(**axes, sort=False)[list(part.points)]
     else:
         moments = {"early": "on the way", "accuracy": "at the end", "averaged": "mean of models"}
         wide = table[[*moments]].rename(columns=moments).set_axis(line)

@@ -78,10 +78,7 @@ class Levers(NamedTuple):
 
 
 def load_levers(
-    scale: str,
-    only: Sequence[str] = (),
-    overrides: Sequence[str] = (),
-    chosen: Sequence[str] = (),
+    scale: str, only: Sequence[str] = (), overrides: Sequence[str] = (), chosen: Sequence[str] = ()
 ) -> Levers:
     """The list at a scale: all parts or some, with all lines or those chosen."""
     if scale not in SCALES:

@@ -69,9 +69,8 @@ def curves(rows: DataFrame) -> DataFrame:
     """Mean accuracy over seeds against rounds and seconds of uplink."""
     tested = rows[rows["accuracy"].notna()]
     groups = tested.groupby([*LINE, "round", "round_s"], sort=False)
-    table = groups.agg(
-        accuracy=("accuracy", "mean"), averaged=("accuracy_averaged", "mean")
-    ).reset_index()
+    means = {"accuracy": ("accuracy", "mean"), "averaged": ("accuracy_averaged", "mean")}
+    table = groups.agg(**means).reset_index()
     seconds = (table["round"] + 1) * table.pop("round_s")
     table.insert(table.columns.get_loc("accuracy"), "seconds", seconds)
     return table
@@ -113,9 +112,8 @@ def judged(levers: Levers, table: DataFrame) -> DataFrame:
         difference = paired(own, one, other, "early" if claim.early else "accuracy")
         mean, error = 100 * difference.mean, 100 * difference.error
         found.append(difference._replace(mean=mean, error=error))
-    above = beyond(
-        [d._replace(mean=d.mean - c.least) for d, c in zip(found, levers.claims, strict=True)]
-    )
+    pairs = zip(found, levers.claims, strict=True)
+    above = beyond([one._replace(mean=one.mean - claim.least) for one, claim in pairs])
     lines = []
     for claim, difference, clear in zip(levers.claims, found, above, strict=True):
         enough = clear if claim.beyond_noise else difference.mean >= claim.least

@@ -6,5 +6,4 @@ tables (Markdown) from those alone.
 """
 
 from fedfade.studies.paper.reproduction import ALL, PARTS, Reproduce, reproduce
-from fedfade.studies.paper.setting import SCALES, Grid, Search, Setting, checked_setting
-from fedfade.studies.paper.work import Work
+from fedfade.studies.paper.setting import SCALES, Grid, Search, Setting, Work, checked_setting

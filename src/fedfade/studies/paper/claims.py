@@ -184,11 +184,8 @@ def sum_rate_declines(facts: Facts) -> Measured:
         own = {line["policy"]: line["overall"] for line in lines if line["alpha"] == alpha}
         own.pop(PERFECT, None)
         change = own.pop("max-sum-rate")
-        moved = [
-            policy
-            for policy, pair in own.items()
-            if abs(pair[0]) > STAYS and (below(pair) or below(_negative(pair)))
-        ]
+        far = {policy: pair for policy, pair in own.items() if abs(pair[0]) > STAYS}
+        moved = [p for p, pair in far.items() if below(pair) or below(_negative(pair))]
         held[f"at alpha {alpha:g}"] = falling and change[0] < -STAYS and not moved
         others = f"; moved too: {', '.join(moved)}" if moved else ""
         text.append(f"alpha {alpha:g}: {_points(change)} points{others}")
@@ -212,9 +209,8 @@ def heuristics_improve(facts: Facts) -> Measured:
     for policy in HEURISTICS:
         own = [line for line in lines if line["policy"] == policy]
         rises = [clear for line, clear in zip(lines, up, strict=True) if line in own]
-        held[f"for {policy}"] = all(rises) and not any(
-            below(s) for line in own for s in line["steps"]
-        )
+        falls = any(below(step) for line in own for step in line["steps"])
+        held[f"for {policy}"] = all(rises) and not falls
         text.append(f"{policy} {', '.join(_points(line['overall']) for line in own)}")
     heads = _listed(line["clusters"] for line in own)
     head = f"{len(lines)} comparisons; points from least to most alpha at n_c {heads}"
@@ -244,8 +240,7 @@ def hidden_fading_hurts_more(facts: Facts) -> Measured:
     }
     text = (
         f"2 comparisons; costs {_points(hurt)} points, {_points(more)} more than the hidden "
-        "gradient; band "
-        f"{100 * band['fading']:.1f} points against {100 * band['nothing']:.1f}"
+        f"gradient; band {100 * band['fading']:.1f} points against {100 * band['nothing']:.1f}"
     )
     return text, held if held["it hurts at all"] else {}
 
@@ -319,14 +314,8 @@ def answer_of(measure: Rule, facts: Facts | None, part: str = "") -> tuple[str, 
 def page(claims: Sequence[Claim], head: str, rehearsal: bool = False) -> str:
     """`claims.md`: the table, then the rules; of a rehearsal nothing is claimed in bold."""
     bold = "" if rehearsal else "**"
-    rows = [
-        [
-            claim.says,
-            claim.measured,
-            f"{bold}{claim.verdict}{bold}" + (claim.when and f": {claim.when}"),
-        ]
-        for claim in claims
-    ]
+    verdicts = (f"{bold}{c.verdict}{bold}" + (c.when and f": {c.when}") for c in claims)
+    rows = [[c.says, c.measured, verdict] for c, verdict in zip(claims, verdicts, strict=True)]
     sections = [
         "# The paper's claims",
         head,

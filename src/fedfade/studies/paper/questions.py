@@ -25,10 +25,10 @@ from fedfade.learning.plots import class_distribution
 from fedfade.studies.frames import curve_table, final_table, kept, markdown, matching
 from fedfade.studies.noise import Difference, paired
 from fedfade.studies.paper import charts, trial
-from fedfade.studies.paper.amounts import epoch_rounds
 from fedfade.studies.paper.runs import agent_runs, agents_mark, all_runs, compared, trained
 from fedfade.studies.paper.setting import (
     BASELINES,
+    BOUND_ROUND,
     QMIX,
     QMIX_PLUS,
     Hide,
@@ -36,7 +36,6 @@ from fedfade.studies.paper.setting import (
     Setting,
     spread_out,
 )
-from fedfade.studies.paper.work import BOUND_ROUND
 from fedfade.uplink.gradients import SyntheticGradients
 from fedfade.wording import counted
 
@@ -68,14 +67,12 @@ def draw_partition(setting: Setting) -> charts.Drawn:
     title = f"{learning.data}, {counted(learning.clients, 'client')}, seed {seeds[0]:.0f}"
     shares = lines.div(lines.sum(axis=1), axis=0)
     spread = shares.std(axis=1, ddof=0).groupby("alpha", sort=False).mean()
-    text = (
-        f"Mean within-client standard deviation of class shares, {counted(len(seeds), 'seed')}:\n\n"
-    )
+    text = "Mean within-client standard deviation of class shares, "
+    text += f"{counted(len(seeds), 'seed')}:\n\n"
     text += markdown(["alpha", "deviation"], [[f"{a:g}", f"{s:.3f}"] for a, s in spread.items()])
     facts = {"share_std": {f"{alpha:g}": value for alpha, value in spread.items()}}
-    return charts.Drawn(
-        facts, text, {"partition": partial(class_distribution, counts, classes, title)}
-    )
+    picture = partial(class_distribution, counts, classes, title)
+    return charts.Drawn(facts, text, {"partition": picture})
 
 
 def _training_curve(setting: Setting, hide: Sequence[Hide] = ()) -> DataFrame:
@@ -143,7 +140,7 @@ def _compared_in(
     runs = []
     for cell in cells:
         runs += all_runs(setting, part, cell._asdict(), {**cell.fields, **fields}, BASELINES)
-    rows = compared(setting, runs, part, unit=epoch_rounds(setting) if part == "epochs" else 1.0)
+    rows = compared(setting, runs, part, unit=setting.epoch if part == "epochs" else 1.0)
     rows = rows.iloc[rows["policy"].map(setting.policies.index).argsort(kind="stable")]
     by, centre = ["alpha", "clusters"], matching(rows, **setting.centre._asdict())
     return {
@@ -158,18 +155,15 @@ def _inputs(setting: Setting, hide: Sequence[Hide] = ()) -> DataFrame:
     """Uploads at the centre of agents and of the local heuristics, without learning (gradients are
     invented), and with swapped observations."""
     folders, seeds = trained(setting, hide), setting.test_seeds
-    numbers = spread_out(
-        min(setting.grid.regime_rounds, setting.base.run.rounds), setting.base.run.rounds
-    )
+    rounds = setting.base.run.rounds
+    numbers = spread_out(min(setting.grid.regime_rounds, rounds), rounds)
     bits = payload_bits(setting.base.learning)
     config = changed(setting.base, {"allocation.hide": list(hide)})
 
     def play() -> DataFrame:
         device = pick_device(config.run.device)
-        source, agents = (
-            SyntheticGradients(config, device, bits),
-            dict(zip(setting.training_seeds, folders, strict=True)),
-        )
+        source = SyntheticGradients(config, device, bits)
+        agents = dict(zip(setting.training_seeds, folders, strict=True))
         return trial.tried(config, seeds, numbers, source, trial.LOCAL_HEURISTICS, agents, device)
 
     name = mark(decisive(config), seeds, numbers, [*map(agents_mark, folders)])
@@ -190,17 +184,13 @@ def draw_accuracy(setting: Setting, part: str = "accuracy") -> charts.Drawn:
 def _swap_text(variants: Mapping[str, Mapping[str, Any]]) -> str:
     """Whether agents use what they observe, a row for each variant of them."""
     parts = list(next(iter(variants.values()))["kept"])
-    rows = [
-        [hidden, *(f"{100 * found['kept'][part]:.0f}" for part in parts), _yes(found["learned"])]
-        for hidden, found in variants.items()
-    ]
+    rows = []
+    for hidden, found in variants.items():
+        kept_share = (f"{100 * found['kept'][part]:.0f}" for part in parts)
+        rows.append([hidden, *kept_share, "yes" if found["learned"] else "no"])
     heads = ["hidden", *parts, "learned"]
     title = "Uploads kept in % when agents see another episode's part of the observation"
     return f"{title}. {trial.LEARNED}\n\n{markdown(heads, rows)}"
-
-
-def _yes(answer: bool) -> str:
-    return "yes" if answer else "no"
 
 
 def facts_of(final: DataFrame) -> dict[str, Any]:
@@ -277,9 +267,9 @@ def compute_ablation(setting: Setting) -> dict[str, DataFrame]:
         # With nothing hidden these are the runs of the accuracy part, made there or here.
         part = "ablation" if hide else "accuracy"
         own = agent_runs(setting, part, centre._asdict(), centre.fields, hide)
-        runs += [
-            run._replace(labels={"hidden": name, "training": run.labels["training"]}) for run in own
-        ]
+        for run in own:
+            labels = {"hidden": name, "training": run.labels["training"]}
+            runs.append(run._replace(labels=labels))
     inputs = [_inputs(setting, hide).assign(hidden=name) for name, hide in variants.items()]
     rows = compared(setting, runs, "ablation")
     return {

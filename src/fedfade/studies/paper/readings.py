@@ -9,7 +9,7 @@ be done in portions (`--only`); tables hold what has been done so far.
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,8 @@ TASKS = {"training": range(3000, 3004), "test": range(4000, 4002)}
 MEASURED = ("uploads", "reward", "fairness")
 DIVERGED = "diverged.json"
 """In the folder of a training whose values left the numbers: it is not tried again."""
+Verdicts = Mapping[str, Mapping[str, Sequence[str]]]
+"""Readings by verdict, by claim."""
 
 
 def compute(setting: Setting) -> dict[str, DataFrame]:
@@ -133,7 +135,7 @@ def _train(setting: Setting, readings: Sequence[Reading]) -> None:
         later = sum(map(len, programs[number + 1 :])) / len(program)
         trained = counted(len(program), "training")
         what = f"readings: program {number + 1} of {len(programs)}, {trained}"
-        tell = on_report(setting, what, total, TimeLeft(total, later))
+        tell = on_report(setting, what, total, _time_left(total, later))
         left = {folders[n]: configs[n] for n in program}
         while left:
             try:
@@ -157,24 +159,21 @@ def _waiting(configs: Sequence[Config], folders: Sequence[Path]) -> list[int]:
     return [number for number in untrained(configs, folders) if not _diverged(folders[number])]
 
 
-class TimeLeft:
+def _time_left(total: int, later: float) -> Callable[[int], str]:
     """How long trainings may still take by their pace so far; `later` times as many trainings come
     after these, as if they took as long side by side as one after the other."""
+    start: tuple[int, float] | None = None  # a training may go on from anywhere
 
-    def __init__(self, total: int, later: float) -> None:
-        self._total, self._later = total, later
-        self._start: tuple[int, float] | None = None
-
-    def __call__(self, episodes: int) -> str:
+    def say(episodes: int) -> str:
+        nonlocal start
         now = time.monotonic()
-        if self._start is None:  # a training may go on from anywhere
-            self._start = episodes, now
-        first, begin = self._start
+        first, begin = start = start or (episodes, now)
         if episodes == first:
             return ""
-        pace = (now - begin) / (episodes - first)
-        left = pace * (self._total - episodes + self._later * self._total)
+        left = (now - begin) / (episodes - first) * (total - episodes + later * total)
         return f", about {left / 60:.0f} minutes left"
+
+    return say
 
 
 def _file(setting: Setting, reading: Reading, folders: Sequence[Path]) -> Path:
@@ -200,17 +199,14 @@ def draw(setting: Setting) -> charts.Drawn:
     uses = {name: use_of_inputs(own) for name, own in tables.items()}
     whole = {name: not own["diverged"].any() for name, own in tables.items()}
     learned = {name: whole[name] and found for name, found in who_learned(uses).items()}
-    agents_as_is = {"policy": QMIX, "swapped": AS_IS}
-    differences = {
-        field: {
-            policy: {
-                name: paired(own, agents_as_is, {"policy": policy}, field)
-                for name, own in tables.items()
-            }
-            for policy in CLAIMS
-        }
-        for field in ("uploads", "reward")
-    }
+
+    def above(policy: str, field: str) -> dict[str, Difference]:
+        """How far the agents are above a policy, by reading."""
+        both = {"policy": QMIX, "swapped": AS_IS}, {"policy": policy}
+        return {name: paired(own, *both, field) for name, own in tables.items()}
+
+    fields = ("uploads", "reward")
+    differences = {field: {policy: above(policy, field) for policy in CLAIMS} for field in fields}
     verdicts = {
         f"{says}, in {field}": judged(differences[field][policy], learned)
         for field in differences
@@ -275,50 +271,36 @@ def _number(value: float, digits: int = 2) -> str:
 
 
 def _text(
-    setting: Setting,
-    plan: Plan,
-    lines: DataFrame,
-    summary: DataFrame,
-    verdicts: Mapping[str, Mapping[str, Sequence[str]]],
+    setting: Setting, plan: Plan, lines: DataFrame, summary: DataFrame, verdicts: Verdicts
 ) -> str:
     """Tables, and how to read them."""
-    trainings = len(setting.training_seeds)
-    seeds, many = lines["seed"].nunique(), len(verdicts)
-    rows = summary.to_dict("records")
-    order = (QMIX, *PLAYED)
-
-    def table(heads: Sequence[str], cells: Any) -> str:
-        return markdown(["reading", *heads], [[row["reading"], *cells(row)] for row in rows])
-
-    def numbers(field: str, row: Mapping[str, Any]) -> list[str]:
-        return [_number(row[f"{field} {policy}"]) for policy in order]
-
-    def of_trainings(row: Mapping[str, Any]) -> str:
-        lost = f", {row['diverged']:.0f} diverged" if row["diverged"] else ""
-        return f"{_number(row['least'])} to {_number(row['most'])}{lost}"
-
-    parts = [name.removeprefix("kept ") for name in summary if name.startswith("kept ")]
-    ranked = summary.sort_values(["claims", f"uploads {QMIX}"], ascending=False, kind="stable")
-    first, marks = ranked.iloc[0], "" if setting.rehearsal else "**"
-    best = (
-        f"Most claims hold in {marks}{first['reading']}{marks}: {first['claims']} of {many}."
-        if first["claims"]
-        else "No claim holds in any of them."
-    )
     levels = [
         [factor, level, content.says]
         for factor, own in plan.factors.items()
         for level, content in own.items()
     ]
-    claims = [
-        [
-            says,
-            *(f"{len(names)}: {', '.join(names)}" if names else "none" for names in own.values()),
-        ]
-        for says, own in verdicts.items()
-    ]
     sections = [
-        f"{len(rows)} of {len(plan.readings)} readings, {counted(trainings, 'training')} of "
+        *_what_was_tried(setting, plan, lines["seed"].nunique(), summary, len(verdicts)),
+        *_tables(summary),
+        *_claims(verdicts, len(summary)),
+        "Factors and their levels, the default first:",
+        markdown(["factor", "level", "meaning"], levels),
+    ]
+    return "\n\n".join(sections)
+
+
+def _what_was_tried(
+    setting: Setting, plan: Plan, seeds: int, summary: DataFrame, claims: int
+) -> list[str]:
+    ranked = summary.sort_values(["claims", f"uploads {QMIX}"], ascending=False, kind="stable")
+    first, marks = ranked.iloc[0], "" if setting.rehearsal else "**"
+    best = "No claim holds in any of them."
+    if first["claims"]:
+        best = f"{marks}{first['reading']}{marks}: {first['claims']} of {claims}."
+        best = f"Most claims hold in {best}"
+    trainings = counted(len(setting.training_seeds), "training")
+    return [
+        f"{len(summary)} of {len(plan.readings)} readings, {trainings} of "
         f"{counted(setting.base.qmix.episodes, 'episode')} each, all tried on the same "
         f"{counted(seeds, 'unseen seed')} "
         f"(where a training keeps one layout, in that one, on unseen fading and gradients). {best}",
@@ -327,17 +309,29 @@ def _text(
         "tried on): live rounds under every training would take most of the time.",
         f"{RULE} Here a verdict's family is all readings. {LEARNED} Where a training diverged, "
         "they did not.",
+    ]
+
+
+def _tables(summary: DataFrame) -> list[str]:
+    """A row a reading: uploads, reward, fairness, and what is kept of uploads by the swap test."""
+    order, rows = (QMIX, *PLAYED), summary.to_dict("records")
+    parts = [name.removeprefix("kept ") for name in summary if name.startswith("kept ")]
+
+    def table(heads: Sequence[str], cells: Callable[[Mapping[str, Any]], list[Any]]) -> str:
+        return markdown(["reading", *heads], [[row["reading"], *cells(row)] for row in rows])
+
+    def numbers(field: str, row: Mapping[str, Any]) -> list[str]:
+        return [_number(row[f"{field} {policy}"]) for policy in order]
+
+    def uploads(row: Mapping[str, Any]) -> list[Any]:
+        lost = f", {row['diverged']:.0f} diverged" if row["diverged"] else ""
+        trainings = f"{_number(row['least'])} to {_number(row['most'])}{lost}"
+        found = [row["differs"], *numbers("uploads", row), trainings]
+        return [*found, row["learned"], row["claims"]]
+
+    return [
         "Uploads per round; of QMIX the mean, and least to most of the trainings:",
-        table(
-            ["differs in", *order, "trainings", "learned", "claims held"],
-            lambda row: [
-                row["differs"],
-                *numbers("uploads", row),
-                of_trainings(row),
-                row["learned"],
-                row["claims"],
-            ],
-        ),
+        table(["differs in", *order, "trainings", "learned", "claims held"], uploads),
         "Reward of an episode, by the reading's own weights:",
         table(order, partial(numbers, "reward")),
         "Jain's index of who is served, over the rounds of a seed:",
@@ -345,12 +339,18 @@ def _text(
         "Uploads kept in % when agents see another episode's part of the observation (of "
         "`slots_left`, the same in all episodes, a clock that runs backwards):",
         table(parts, lambda row: [_number(100 * row[f"kept {part}"], 0) for part in parts]),
-        f"Claims, {many} families of {len(rows)} comparisons; not reproduced where agents did not "
-        "learn. More uploads than random and max individual rate are part of having learned: where "
-        "these two are judged at all, they hold. The reading in which most claims hold is the best "
-        f"of {len(rows)} on these seeds, and has to be tested on others:",
-        markdown(["claim", "holds in", "does not hold in", "not reproduced in"], claims),
-        "Factors and their levels, the default first:",
-        markdown(["factor", "level", "meaning"], levels),
     ]
-    return "\n\n".join(sections)
+
+
+def _claims(verdicts: Verdicts, readings: int) -> list[str]:
+    rows = []
+    for says, own in verdicts.items():
+        named = (f"{len(names)}: {', '.join(names)}" if names else "none" for names in own.values())
+        rows.append([says, *named])
+    return [
+        f"Claims, {len(verdicts)} families of {readings} comparisons; not reproduced where agents "
+        "did not learn. More uploads than random and max individual rate are part of having "
+        "learned: where these two are judged at all, they hold. The reading in which most claims "
+        f"hold is the best of {readings} on these seeds, and has to be tested on others:",
+        markdown(["claim", "holds in", "does not hold in", "not reproduced in"], rows),
+    ]

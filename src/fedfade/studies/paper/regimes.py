@@ -110,12 +110,10 @@ def _mark(setting: Setting, configs: Sequence[Config], bits: Payload) -> str:
 def _row_of_the_map(setting: Setting, configs: Sequence[Config], bits: Payload) -> DataFrame:
     """All spreads of one SNR in one batch."""
     device, (config, *_) = pick_device(setting.base.run.device), configs
-    cells = [
-        CellPlayed(
-            {"snr": c.cell.ring_snr_db, "spread": c.cell.ring_spread_db}, Uplink(c, bits, device)
-        )
-        for c in configs
-    ]
+    cells = []
+    for own in configs:
+        labels = {"snr": own.cell.ring_snr_db, "spread": own.cell.ring_spread_db}
+        cells.append(CellPlayed(labels, Uplink(own, bits, device)))
     players = [Player(name, load_policy(name)) for name in PLAYED]
     for seed, folder in zip(setting.training_seeds, agent_folders(setting), strict=True):
         players.append(Player(QMIX, load_policy_checkpoint(folder, config), str(seed)))

@@ -29,9 +29,15 @@ from fedfade.storage import folder_lock, read_json, save_figure, write_json, wri
 from fedfade.studies.frames import matching, means, read_frame, write_frame
 from fedfade.studies.paper import claims, readings, regimes
 from fedfade.studies.paper import questions as q
-from fedfade.studies.paper.amounts import amounts
 from fedfade.studies.paper.charts import Drawn
-from fedfade.studies.paper.setting import Setting, check_unseen, checked_setting
+from fedfade.studies.paper.setting import (
+    BOUND_ROUND,
+    EPISODE,
+    PLAYED_ROUND,
+    Setting,
+    check_unseen,
+    checked_setting,
+)
 from fedfade.wording import counted
 
 
@@ -56,6 +62,9 @@ PARTS = {
 }
 ALL = tuple(name for name in PARTS if name != "readings")
 """What `all` stands for: the search is a work of its own."""
+_NEEDS = {part: {"reward"} for part in ("accuracy", "epochs", "ablation", "regimes")}
+_NEEDS["bound"] = {"reward", "accuracy"}
+"""Parts whose runs others begin with."""
 
 
 def reproduce(
@@ -83,6 +92,33 @@ def reproduce(
         write_text(setting.out / "results.md", _results(setting, page))
         write_text(setting.out / "claims.md", page)
     return page
+
+
+def amounts(setting: Setting, parts: Sequence[str]) -> dict[str, float]:
+    """The work of some parts in federated rounds of one run, if nothing is there yet."""
+    base, grid = setting.base, setting.grid
+    tests, trainings, rounds = len(setting.test_seeds), len(setting.training_seeds), base.run.rounds
+    runs = tests * (len(setting.policies) - 1 + trainings)  # of a cell
+    training = EPISODE * base.qmix.episodes * trainings
+    coarse = len(grid.coarse_snrs_db) * len(grid.coarse_spreads_db)
+    played = len(grid.snrs_db) * len(grid.spreads_db) * grid.regime_rounds * PLAYED_ROUND
+    each = {
+        "partition": 1.0,
+        "reward": training,
+        "accuracy": len(setting.cells) * runs * rounds,
+        "epochs": runs * grid.epoch_rounds * setting.epoch,
+        "ablation": 2 * (training + tests * trainings * rounds),
+        "bound": 5 * grid.bound_rounds * BOUND_ROUND,
+        "regimes": coarse * runs * rounds + runs * played,
+        "readings": training,
+    }
+    counted: set[str] = set()
+    found = {}
+    for part in parts:
+        needed = {part, *_NEEDS.get(part, ())} - counted
+        found[part] = sum(each[name] for name in needed)
+        counted |= needed
+    return found
 
 
 def _make(setting: Setting, name: str, redraw: bool) -> None:
@@ -147,9 +183,8 @@ def _with(blank: float | None, facts: Any) -> Any:
 def _claims_page(setting: Setting) -> str:
     """The claims judged by the JSON of every part that has been run in this folder."""
     paths = {name: setting.out / name / f"{name}.json" for name in PARTS}
-    found = {
-        name: _with(math.nan, read_json(path)) for name, path in paths.items() if path.is_file()
-    }
+    there = {name: read_json(path) for name, path in paths.items() if path.is_file()}
+    found = {name: _with(math.nan, facts) for name, facts in there.items()}
     try:
         head, small = marked(_head(found)), setting.rehearsal
         page = claims.page(claims.judge(found), head, rehearsal=small)

@@ -20,8 +20,7 @@ from fedfade.errors import UserError
 from fedfade.experiments import RunFolder, compare_many, stored_rows
 from fedfade.experiments.run_folder import FREE_FIELDS
 from fedfade.studies.frames import StudyRun, labelled
-from fedfade.studies.paper.setting import QMIX, QMIX_PLUS, Clock, Hide, Setting, cell_name
-from fedfade.studies.paper.work import EPISODE
+from fedfade.studies.paper.setting import EPISODE, QMIX, QMIX_PLUS, Clock, Hide, Setting, cell_name
 from fedfade.wording import counted
 
 Fields = Mapping[str, Any]

@@ -8,6 +8,7 @@ the agents of every training seed meet each of them.
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,8 +19,8 @@ from fedfade.allocation import PERFECT
 from fedfade.config import Config
 from fedfade.errors import UserError, not_allowed
 from fedfade.experiments.run_folder import digest
+from fedfade.learning import load_data
 from fedfade.studies.frames import read_frame
-from fedfade.studies.paper.work import Work
 from fedfade.uplink.rounds import cycle_seed, layout_seeds
 
 FIRST_UNSEEN = 1000
@@ -34,6 +35,10 @@ HEURISTICS = ("random", "max-individual-rate", "max-sum-rate")
 """The paper's baselines."""
 BASELINES = (*HEURISTICS, SCHEDULE, PERFECT)
 QMIX, QMIX_PLUS = "qmix", "qmix-plus"
+
+EPISODE = 0.25  # training on one: roughly, in federated rounds of one run
+PLAYED_ROUND = 0.05  # a round without learning, likewise
+BOUND_ROUND = 5.0  # a round with all of the bound's estimates
 
 Hide = Literal["gradient", "fading"]
 Say = Callable[[str], None]
@@ -75,10 +80,7 @@ _SMALL = """
 _SMALL_GRID = Grid(
     regime_rounds=5, epoch_rounds=2, bound_rounds=5, reading_seeds=4, reading_rounds=2
 )
-SCALES = {
-    "paper": PaperScale([], Grid()),
-    "small": PaperScale(_SMALL.split(), _SMALL_GRID),
-}
+SCALES = {"paper": PaperScale([], Grid()), "small": PaperScale(_SMALL.split(), _SMALL_GRID)}
 
 
 class PaperCell(NamedTuple):
@@ -110,6 +112,43 @@ class Search(NamedTuple):
 
 
 WHOLE_LIST = Search()
+
+
+class Work:
+    """What is done of all parts, as a share.
+
+    >>> work = Work(lambda share, doing: print(f"{share:.0%} {doing}"))
+    >>> work.plan({"reward": 30.0, "accuracy": 70.0})
+    >>> work.begin("accuracy")
+    30% accuracy
+    >>> work.add(35.0, "training")
+    65% accuracy: training
+    """
+
+    def __init__(self, tell: Callable[[float, str], None] = lambda share, doing: None) -> None:
+        self._tell, self._part, self._done, self._end = tell, "", 0.0, 1.0
+        self._spans: dict[str, tuple[float, float]] = {}
+        self._total = 1.0
+
+    def plan(self, parts: dict[str, float]) -> None:
+        """How much every part is, in any unit."""
+        ends = list(accumulate(parts.values(), initial=0.0))
+        self._spans = dict(zip(parts, pairwise(ends), strict=True))
+        self._total = max(ends[-1], 1e-9)
+
+    def begin(self, part: str) -> None:
+        """All before this part is done."""
+        self._part, (self._done, self._end) = part, self._spans.get(part, (0.0, 0.0))
+        self._tell(self._done / self._total, part)
+
+    def add(self, amount: float, doing: str) -> None:
+        """So much more is done; no more than the part was thought to be."""
+        self._done = min(self._done + amount, self._end)
+        self._tell(self._done / self._total, f"{self._part}: {doing}")
+
+    def finish(self) -> None:
+        """All parts are done."""
+        self._tell(1.0, "done")
 
 
 @dataclass(frozen=True)
@@ -159,6 +198,14 @@ class Setting:
     def table(self, name: str) -> DataFrame:
         """A table that was computed, by PART/NAME."""
         return read_frame(self.out / f"{name}.csv")
+
+    @property
+    def epoch(self) -> float:
+        """Work of a round in epochs, in rounds as the base configuration has them."""
+        learning = self.base.learning
+        if learning.local_unit == "epoch":
+            return 1.0
+        return len(load_data(learning).train_labels) / learning.clients / learning.batch_size
 
     @property
     def policies(self) -> list[str]:

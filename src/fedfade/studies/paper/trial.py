@@ -88,11 +88,6 @@ def play_cells(
     return DataFrame(table)
 
 
-def keeps_its_layout(config: Config) -> bool:
-    """Whether a training meets one layout only, that of its own seed."""
-    return config.cell.mobility == "fixed" or config.run.restart == "same"
-
-
 def tried(
     config: Config,
     seeds: Sequence[int],
@@ -111,7 +106,7 @@ def tried(
         if folder is not None
     }
     with one_thread():
-        if not keeps_its_layout(config):
+        if config.cell.mobility != "fixed" and config.run.restart != "same":
             cell = CellPlayed({}, Uplink(config, source.payload_bits, device))
             everybody = [*(Player(name, load_policy(name)) for name in policies), *players.values()]
             return play_cells([cell], numbers, source, everybody)
