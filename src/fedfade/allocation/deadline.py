@@ -110,13 +110,14 @@ class CsiMatching(BuiltInPolicy):
     HURRY = 0.25  # exponent of the time needed in a client's weight, in the first slot
     BEYOND = 1e-3  # weight of clients that do not fit: they take what nobody else wants
 
-    def begin(self, view: View) -> Tensor:
-        return bits_per_slot(view)
+    def begin(self, view: View) -> tuple[Tensor, Tensor]:
+        bits = bits_per_slot(view)
+        return bits, (view.remaining_bits / bits).clamp(max=1e12)  # slots that all of it takes
 
-    def act(self, view: View, memory: Tensor) -> Action:
+    def act(self, view: View, memory: tuple[Tensor, Tensor]) -> Action:
         assert view.finished is not None
         scenario, left = view.scenario, view.slots_left
-        whole = (scenario.payload_bits / memory).clamp(max=1e12)
+        bits, whole = memory
         order = soonest_first(scenario, whole, view.round_index, view.ready_slot)
         needed, done = whole.gather(1, order), view.finished.gather(1, order)
         place = torch.arange(scenario.clients, device=needed.device)
@@ -134,7 +135,7 @@ class CsiMatching(BuiltInPolicy):
         weight = weight.masked_fill(view.finished | ~view.ready, 0.0)
         rate = scenario.link.efficiency(view.received_snr)
         rate = rate * (scenario.bandwidth_hz * scenario.slot_s)
-        band, _ = assign((weight / memory)[..., None] * rate)
+        band, _ = assign((weight / bits)[..., None] * rate)
         return full_power(view, band.masked_fill(weight <= 0.0, -1))
 
 
