@@ -39,6 +39,22 @@ def test_recording_changes_nothing_and_replaying_repeats(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_a_recording_keeps_what_it_reads(device: str) -> None:
+    """Nobody else holds the tensors of the work, and others are made where they would have been."""
+    place = torch.device(device)
+    total = torch.zeros(1000, device=place)
+
+    def recorded():
+        step = torch.full_like(total, 3.0)
+        return record(lambda: total.add_(step), [total], place)
+
+    replay = recorded()
+    _others = [torch.full_like(total, -1.0) for _ in range(50)]
+    replay()
+    assert total.unique().tolist() == [3.0]
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_fused_functions_give_the_same_numbers(device: str) -> None:
     place = torch.device(device)
 

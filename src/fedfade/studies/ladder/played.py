@@ -50,7 +50,7 @@ def play(ladder: Ladder, out: Path, tell: Callable[[int, str], None]) -> DataFra
 def file_name(cell: LadderCell, name: str, content: Sequence[str]) -> str:
     """A name a person can read, and a digest of all that decides the numbers."""
     tree = cell.config.model_dump(include={"radio", "cell", "run"})
-    for field in ("device", "checkpoint_s", "precision", "evaluate_every"):
+    for field in ("device", "checkpoint_s", "precision", "evaluate_every", "train_absent"):
         del tree["run"][field]
     learning = cell.config.learning
     bits = listed(payload_bits(learning))

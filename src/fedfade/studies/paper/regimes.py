@@ -100,7 +100,7 @@ def _mark(setting: Setting, configs: Sequence[Config], bits: Payload) -> str:
     """Digest of all that decides a row of the map."""
     trees = [config.model_dump(include={"radio", "cell", "run"}) for config in configs]
     for tree in trees:
-        del tree["run"]["device"], tree["run"]["checkpoint_s"]
+        del tree["run"]["device"], tree["run"]["checkpoint_s"], tree["run"]["train_absent"]
     # A number is part of what agents are trained for, so their digests stand for it.
     counted = [listed(bits)] if setting.base.learning.payload_bits == "auto" else []
     agents = [*map(agents_mark, agent_folders(setting))]
