@@ -38,6 +38,8 @@ APART = [
     ["run.restart=same"],
     [*FEDERATED],
     [*FEDERATED, "learning.alpha=0.1", "learning.batch_size=100", "learning.local_unit=epoch"],
+    ["run.seed=7", "qmix.average_weights=0.9"],
+    ["run.seed=8", "qmix.candidates=3", "qmix.candidate_rounds=4"],
     ["run.seed=6"],  # a neighbour of the first two, but for their place
 ]
 
@@ -137,7 +139,9 @@ def break_it(trainer: Trainer, reports: object) -> None:
 
 @pytest.fixture
 def mixed(make: Callable[..., Config]) -> list[Config]:
-    return [make(), make(*FEDERATED), make(WALKS, "qmix.target_every=25"), make("run.seed=1")]
+    kept = ["qmix.average_weights=0.5", "qmix.candidates=4", "qmix.candidate_rounds=6"]
+    changes = [(), FEDERATED, (WALKS, "qmix.target_every=25"), ("run.seed=1",), kept]
+    return [make(*own) for own in changes]
 
 
 def below(folder: Path, configs: list[Config]) -> list[Path]:

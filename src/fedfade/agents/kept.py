@@ -1,5 +1,7 @@
 """Which weights of a training are kept as its agents: the last, their mean, or the best."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,21 +11,26 @@ from fedfade.config import QmixConfig
 
 
 class KeptAgents:
-    """The agents of every run as a checkpoint has them (`qmix.average_weights`, `candidates`)."""
+    """The agents of every run as a checkpoint has them, each by `qmix.average_weights` and
+    `candidates` of its own."""
 
-    def __init__(self, config: QmixConfig, agents: AgentNetworks, flat: Flat) -> None:
-        self._flat, self._factor = flat, config.average_weights
+    def __init__(self, configs: Sequence[QmixConfig], agents: AgentNetworks, flat: Flat) -> None:
+        self._flat, self._configs = flat, configs
         self._names = [name for name, _ in agents.named_parameters()]
-        self._average = flat.values.clone() if config.average_weights else None
-        self._best = flat.values.clone() if config.candidates > 1 else None
+        factors = torch.tensor([own.average_weights for own in configs])
+        averaged, chosen = bool(factors.any()), any(own.candidates > 1 for own in configs)
+        self._average = flat.values.clone() if averaged else None
+        # The least a step counts in the mean; all of it where the last weights are kept.
+        self._least = flat.spread(1.0 - factors.to(flat.values.device)) if averaged else None
+        self._best = flat.values.clone() if chosen else None
         # Of the best; -1: none was tried yet.
         self.score = torch.full((flat.runs,), -1.0, device=flat.values.device)
 
     def update(self, updates: Tensor) -> None:
         """After a step of the optimiser, of which there were `updates` [] before."""
-        if self._average is not None:
+        if self._average is not None and self._least is not None:
             # At first the mean is over the last tenth, or it would remember the initial weights.
-            weight = (10.0 / (updates + 10.0)).clamp(min=1.0 - self._factor)
+            weight = torch.maximum(10.0 / (updates + 10.0), self._least)
             self._average.lerp_(self._flat.values, weight)
 
     def of(self, run: int) -> dict[str, Tensor]:
@@ -42,10 +49,15 @@ class KeptAgents:
         self._best.copy_(torch.where(better, self._now, self._best))
         self.score.copy_(torch.maximum(scores, self.score))
 
-    def parts(self) -> dict[str, Tensor]:
-        """Flat vectors to remember."""
-        found = {"average": self._average, "best": self._best}
-        return {name: vector for name, vector in found.items() if vector is not None}
+    def parts(self, run: int | None = None) -> dict[str, Tensor]:
+        """Flat vectors to remember: those that any run has, or this one."""
+        own = self._configs if run is None else [self._configs[run]]
+        found = {}
+        if self._average is not None and any(one.average_weights for one in own):
+            found["average"] = self._average
+        if self._best is not None and any(one.candidates > 1 for one in own):
+            found["best"] = self._best
+        return found
 
     @property
     def _now(self) -> Tensor:

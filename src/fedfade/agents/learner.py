@@ -82,7 +82,7 @@ class Learner:
         self._standardise = _flags([c.standardise_rewards for c in configs], place)
         self._mask = _flags([c.mask_finished for c in configs], place)
         self._due: dict[tuple[tuple[bool, ...], int], Tensor] = {}  # parameters of some runs
-        self.kept = KeptAgents(config, self.agents, self._online[0])
+        self.kept = KeptAgents(configs, self.agents, self._online[0])
         self._side = [SideStream(place), SideStream(place)]
 
     def resize(self, *size: int) -> None:
@@ -203,14 +203,15 @@ class Learner:
 
     def take(self, run: int) -> dict[str, Tensor]:
         """What an exact continuation of one run needs, as if it had been trained alone."""
-        return {name: flat.take(tensor, run) for name, (flat, tensor) in self._parts().items()}
+        return {name: flat.take(tensor, run) for name, (flat, tensor) in self._parts(run).items()}
 
     def put(self, run: int, found: dict[str, Tensor]) -> None:
         """The reverse of `take`."""
         for name, (flat, tensor) in self._parts().items():
-            flat.put(tensor, run, found[name])
+            flat.put(tensor, run, found.get(name, found["online"]))  # no mean of its own
 
-    def _parts(self) -> dict[str, tuple[Flat, Tensor]]:
+    def _parts(self, run: int | None = None) -> dict[str, tuple[Flat, Tensor]]:
+        """What is remembered of all runs, or of one."""
         parts = {}
         for place, name in enumerate(("", " mixer")):
             online, target = self._online[place], self._target[place]
@@ -218,6 +219,6 @@ class Learner:
             parts[f"target{name}"] = (target, target.values)
             for kind, moment in self._optimisers[place].moments().items():
                 parts[f"{kind}{name}"] = (online, moment)
-        for name, vector in self.kept.parts().items():
+        for name, vector in self.kept.parts(run).items():
             parts[name] = (self._online[0], vector)
         return {name: part for name, part in parts.items() if part[1].numel()}

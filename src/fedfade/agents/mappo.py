@@ -153,7 +153,7 @@ class MappoLearner:
         self.agents.to(device), self.critic.to(device)
         self._flat = [Flat(self.agents, self.runs), Flat(self.critic, self.runs)]
         self._longest = torch.tensor(config.mappo.max_grad_norm, device=device)
-        self.kept = KeptAgents(config, self.agents, self._flat[0])
+        self.kept = KeptAgents(configs, self.agents, self._flat[0])
         self._mean = [torch.zeros_like(flat.values) for flat in self._flat]
         self._square = [torch.zeros_like(flat.values) for flat in self._flat]
         self.updates = torch.zeros((), dtype=torch.int64, device=device)  # steps ever taken
@@ -308,24 +308,25 @@ class MappoLearner:
 
     def take(self, run: int) -> dict[str, Tensor]:
         """What an exact continuation of one run needs, as if it had been trained alone."""
-        found = {name: flat.take(tensor, run) for name, (flat, tensor) in self._parts().items()}
+        found = {name: flat.take(tensor, run) for name, (flat, tensor) in self._parts(run).items()}
         return found | {"returns": self._returns[run], "steps": self.updates.clone()}
 
     def put(self, run: int, found: dict[str, Tensor]) -> None:
         """The reverse of `take`."""
         for name, (flat, tensor) in self._parts().items():
-            flat.put(tensor, run, found[name])
+            flat.put(tensor, run, found.get(name, found["actor"]))  # no mean of its own
         self._returns[run] = found["returns"]
         self.updates.copy_(found["steps"])
 
-    def _parts(self) -> dict[str, tuple[Flat, Tensor]]:
+    def _parts(self, run: int | None = None) -> dict[str, tuple[Flat, Tensor]]:
+        """What is remembered of all runs, or of one."""
         parts = {}
         for place, name in enumerate(("actor", "critic")):
             flat = self._flat[place]
             parts[name] = (flat, flat.values)
             parts[f"{name} mean"] = (flat, self._mean[place])
             parts[f"{name} square"] = (flat, self._square[place])
-        return parts | {name: (self._flat[0], own) for name, own in self.kept.parts().items()}
+        return parts | {name: (self._flat[0], own) for name, own in self.kept.parts(run).items()}
 
 
 def advantages(reward: Tensor, value: Tensor, gamma: Tensor, trace: float) -> tuple[Tensor, Tensor]:

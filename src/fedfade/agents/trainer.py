@@ -44,6 +44,7 @@ OWN = (
     *("radio.client_antenna_gain_dbi", "radio.clusters", "radio.speed_mps"),
     *("qmix.agent_rate", "qmix.mixer_rate", "qmix.gamma", "qmix.advance", "qmix.target_every"),
     *("qmix.gradients", "qmix.gain_spread_db", "qmix.clip_gradient", "qmix.standardise_rewards"),
+    *("qmix.average_weights", "qmix.candidates", "qmix.candidate_rounds"),
 )
 """What trainings in one program may each have to themselves, besides `cell` and
 `allocation.reward`; all else decides shapes, or is left alike to keep the program simple."""
@@ -154,7 +155,7 @@ class Trainer:
         self._loss = torch.zeros(len(configs), device=device)  # summed over a batch's updates
         self._q = torch.zeros_like(self._loss)
         self.lost: dict[int, Diverged] = {}  # runs that diverged; the others go on
-        self._auditions: list[Audition] = []  # one a run, made when the first is due
+        self._auditions: dict[int, Audition] = {}  # by run, made when the first is due
         self._enter()
 
     def _place(self, clients: int, bands: int) -> _Place:
@@ -288,18 +289,26 @@ class Trainer:
 
     def _choose(self) -> None:
         """Try the agents of now where a candidate is due, and keep the best so far."""
-        candidates, half = self.config.qmix.candidates, self.batches // 2
-        points = {
-            half + -(-(self.batches - half) * n // candidates) for n in range(1, candidates + 1)
-        }
-        if candidates == 1 or self.batch not in points:
+        kept, device = self.learner.kept, self.scenario.device
+        due = [run for run, own in enumerate(self.configs) if self._is_due(own.qmix.candidates)]
+        if not due:
             return
-        if not self._auditions:
-            payload, device = self.scenario.payload_bits, self.scenario.device
-            self._auditions = [Audition(config, payload, device) for config in self.configs]
-        own = enumerate(self._auditions)
-        scores = [audition.uploads(self.learner.kept.candidate(run)) for run, audition in own]
-        self.learner.kept.choose(torch.tensor(scores, device=self.scenario.device))
+        scores = torch.full((len(self.configs),), -1.0, device=device)
+        for run in due:
+            if run not in self._auditions:
+                own, payload = self.configs[run], self.scenario.payload_bits
+                self._auditions[run] = Audition(own, payload, device)
+            scores[run] = self._auditions[run].uploads(kept.candidate(run))
+        kept.choose(scores)
+
+    def _is_due(self, candidates: int) -> bool:
+        """Whether one of so many candidates is tried after this batch; they are spread over the
+        second half of the training."""
+        half = self.batches // 2
+        points = (
+            half + -(-(self.batches - half) * n // candidates) for n in range(1, candidates + 1)
+        )
+        return candidates > 1 and self.batch in points
 
     @property
     def batches(self) -> int:
@@ -397,7 +406,7 @@ class Trainer:
         for n, (rounds, _, memory) in enumerate(self._places):
             found |= {f"gradients{n or ''}/{name}": t for name, t in rounds.take(run).items()}
             found |= {f"replay{n or ''}/{name}": t for name, t in memory.take(run).items()}
-        if self.config.qmix.candidates > 1:
+        if self.configs[run].qmix.candidates > 1:
             found["score"] = self.learner.kept.score[run]
         return found | {"updates": self.learner.updates}
 

@@ -25,7 +25,14 @@ from fedfade.learning.plots import class_distribution
 from fedfade.studies.frames import curve_table, final_table, kept, markdown, matching
 from fedfade.studies.noise import Difference, paired
 from fedfade.studies.paper import charts, trial
-from fedfade.studies.paper.runs import agent_runs, agents_mark, all_runs, compared, trained
+from fedfade.studies.paper.runs import (
+    agent_runs,
+    agents_mark,
+    all_runs,
+    compared,
+    train_variants,
+    trained,
+)
 from fedfade.studies.paper.setting import (
     BASELINES,
     BOUND_ROUND,
@@ -261,6 +268,7 @@ def _uplink(lines: DataFrame) -> str:
 def compute_ablation(setting: Setting) -> dict[str, DataFrame]:
     """Train each variant and test it at the centre."""
     variants: dict[str, Sequence[Hide]] = {"nothing": (), **{hide: (hide,) for hide in HIDDEN}}
+    train_variants(setting, [*variants.values()])
     curve = pd.concat([_training_curve(setting, hide) for hide in variants.values()])
     runs, centre = [], setting.centre
     for name, hide in variants.items():

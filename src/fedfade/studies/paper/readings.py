@@ -50,7 +50,8 @@ CLAIMS = {
     SCHEDULE: "(not in the paper) QMIX above the block-fading schedule",
 }
 TASKS = {"training": range(3000, 3004), "test": range(4000, 4002)}
-"""Seeds of the federated tasks whose gradients are recorded: none is met twice."""
+"""Seeds of the federated tasks whose gradients are recorded: none is met twice. Of rounds in
+epochs, which are a hundred times as long, the first alone."""
 MEASURED = ("uploads", "reward", "fairness")
 DIVERGED = "diverged.json"
 """In the folder of a training whose values left the numbers: it is not tried again."""
@@ -92,9 +93,14 @@ def _trainings(setting: Setting, reading: Reading) -> tuple[list[Config], list[P
 
 def _recording(setting: Setting, config: Config, kind: str) -> Path:
     """Where gradients of a configuration's federated rounds are recorded."""
-    fields = mark(decisive(config)["learning"], config.run.rounds, [*TASKS[kind]])
+    fields = mark(decisive(config)["learning"], config.run.rounds, _tasks(config, kind))
     unit = config.learning.local_unit
     return setting.out / "readings" / "runs" / f"gradients-{kind}-{unit}-{fields}.npz"
+
+
+def _tasks(config: Config, kind: str) -> list[int]:
+    every = TASKS[kind]
+    return [*every][:1] if config.learning.local_unit == "epoch" else [*every]
 
 
 def _record(setting: Setting, config: Config, kind: str) -> Path:
@@ -110,7 +116,7 @@ def _record(setting: Setting, config: Config, kind: str) -> Path:
         def tell(done: int) -> None:
             clock(f"readings: recording gradients in {unit}s, round {done} of {rounds}")
 
-        record_gradients(asked, TASKS[kind], path, device, tell)
+        record_gradients(asked, _tasks(config, kind), path, device, tell)
     return path
 
 
@@ -306,7 +312,8 @@ def _what_was_tried(
         f"(where a training keeps one layout, in that one, on unseen fading and gradients). {best}",
         "Gradients are Gram matrices recorded from real federated rounds in which everybody "
         f"delivers ({len(TASKS['training'])} tasks to train on, {len(TASKS['test'])} others to be "
-        "tried on): live rounds under every training would take most of the time.",
+        "tried on; one of each where they train for epochs): live rounds under every training "
+        "would take most of the time.",
         f"{RULE} Here a verdict's family is all readings. {LEARNED} Where a training diverged, "
         "they did not.",
     ]

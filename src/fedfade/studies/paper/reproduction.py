@@ -106,7 +106,8 @@ def amounts(setting: Setting, parts: Sequence[str]) -> dict[str, float]:
         "partition": 1.0,
         "reward": training,
         "accuracy": len(setting.cells) * runs * rounds,
-        "epochs": runs * grid.epoch_rounds * setting.epoch,
+        # How long an epoch is, the data say, which not every part needs.
+        "epochs": runs * grid.epoch_rounds * setting.epoch if "epochs" in parts else 0.0,
         "ablation": 2 * (training + tests * trainings * rounds),
         "bound": 5 * grid.bound_rounds * BOUND_ROUND,
         "regimes": coarse * runs * rounds + runs * played,

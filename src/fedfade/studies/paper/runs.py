@@ -64,20 +64,25 @@ def untrained(configs: Sequence[Config], folders: Sequence[Path]) -> list[int]:
 
 
 def trained(setting: Setting, hide: Sequence[Hide] = ()) -> list[Path]:
-    """Train the agents of all seeds in one program, unless they are there; returns folders."""
-    folders, seeds = agent_folders(setting, hide), setting.training_seeds
-    fields = {"run.seeds": 1, "allocation.hide": list(hide)}
-    configs = [changed(setting.base, {**fields, "run.seed": seed}) for seed in seeds]
+    """The folders of a variant's agents, which are trained unless they are there."""
+    train_variants(setting, [hide])
+    return agent_folders(setting, hide)
+
+
+def train_variants(setting: Setting, variants: Sequence[Sequence[Hide]]) -> None:
+    """Train the agents of all seeds of some variants in one program, unless they are there."""
+    folders = [folder for hide in variants for folder in agent_folders(setting, hide)]
+    configs = [
+        changed(setting.base, {"run.seeds": 1, "run.seed": seed, "allocation.hide": list(hide)})
+        for hide in variants
+        for seed in setting.training_seeds
+    ]
     waiting = untrained(configs, folders)
-    if not waiting:
-        return folders
-    what = f"training without {hide[0]}" if hide else "training"
-    total = setting.base.qmix.episodes
-    tell = on_report(setting, f"{what}, {counted(len(waiting), 'seed')}", total)
-    # `train` puts a single seed into the very folder it is given.
-    place = folders[0].parent if len(waiting) > 1 else folders[waiting[0]]
-    agents.train(configs[waiting[0]], place, tell, seeds=[seeds[number] for number in waiting])
-    return folders
+    if waiting:
+        what = f"{counted(len(waiting), 'training')} side by side"
+        tell = on_report(setting, what, setting.base.qmix.episodes)
+        chosen = [configs[n] for n in waiting], [folders[n] for n in waiting]
+        agents.train_together(*chosen, tell)
 
 
 def on_report(
