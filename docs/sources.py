@@ -103,6 +103,7 @@ def claims() -> Iterator[Source]:
     yield "| policy | alpha 0.5, n_c 14 |", [name], [[band(each[p, *cell]) for cell in order] for p in everybody]
     uplink = final.assign(wasted=100 * final["wasted"])
     means = uplink.groupby(["policy", "clusters"])[["uploads", "fairness", "wasted"]].mean()
+    yield "| uploads a round | |", [name], None, None, [means.loc[(p, 21), "uploads"] for p in ("qmix", BLOCK, PLUS)]
     yield "| policy | n_c 14 | n_c 21", [name], [means.loc[p].to_numpy() for p in everybody]
     yield "QMIX serves four or five", [name], 100 * matching(centre, policy="qmix")["accuracy"]
 
@@ -118,6 +119,8 @@ def claims() -> Iterator[Source]:
     rounds = read("results-epochs-rounds")
     late = rounds[rounds["round"] >= 7].pivot_table(index=["seed", "round"], columns="policy", values="accuracy")
     moves = 100 * late.groupby("seed").diff().abs()
+    gaps = [[policies(t, "perfect", p)[0] for p in everybody[:-1]] for t in (epochs, centre)]
+    yield "- Gaps are", ["results-epochs", name], span(np.divide(*gaps))
     yield "| QMIX | max sum rate, schedule |", ["results-epochs-rounds"], moves["qmix"].median(), moves[[SUM_RATE, BLOCK]].median().mean(), moves[PLUS].median(), moves["perfect"].median()
 
     groups = [[PLUS, SUM_RATE, BLOCK], ["random", "max-individual-rate", "qmix"]]
@@ -130,6 +133,19 @@ def claims() -> Iterator[Source]:
     points = ["qmix", BLOCK, PLAN, CHOICE, SUM_RATE, SHORTEST, "deadline-matching", "perfect"]
     final_mean, sent = (wide(ring, ["snr", "spread"], "policy", f)[points] for f in ("accuracy", "uploads"))
     yield "| mean SNR | spread | qmix |", ["results-regimes-accuracy"], np.stack([100 * final_mean, sent], axis=-1)
+    played = wide(read("results-regimes"), ["snr", "spread"], "policy")
+    once, central = played[[BLOCK, PLAN]].max(axis=1), played[["deadline-matching", SUM_RATE, SHORTEST]].max(axis=1)
+    choice = played[CHOICE] - once
+    yield "| question | answer |", ["results-regimes"], span(central - once), None, None, span(choice.loc[10]), choice.drop(10).max(), played["qmix"].max(), None
+    yield "- At 10 dB without spread", ["results-regimes"], played.loc[(10, 0), CHOICE], central[10, 0]
+    ends = 100 * final_mean
+    once = ends[[BLOCK, PLAN]].max(axis=1)
+    own = {cell: matching(ring, snr=cell[0], spread=cell[1]) for cell in ends.index}
+    central = (ends[["deadline-matching", SUM_RATE, SHORTEST]].max(axis=1) - once).drop((10, 0))
+    silent = ends.loc[(10, 0)]
+    most = [span(central[central > 1]), silent[SHORTEST] - silent[PLAN], silent[CHOICE] - silent[PLAN], silent[CHOICE]]
+    yield "| question | gain in points |", ["results-regimes-accuracy"], most, ends.loc[(10, 6), CHOICE] - once[10, 6], [policies(own[20, spread], PLAN, BLOCK) for spread in (0, 6, 12)]
+    yield "- At 20 dB max sum rate starves", ["results-regimes-accuracy"], ends.loc[(20, 0), SUM_RATE], (ends["perfect"] - ends.drop(columns="qmix").min(axis=1)).loc[30].max()
 
 
 def ladder() -> Iterator[Source]:
@@ -151,6 +167,14 @@ def ladder() -> Iterator[Source]:
     deadline = by_policy.loc["deadline-matching"]
     yield "Looking at the deadline", ["ladder-policies"], [span(100 * (deadline / by_policy.loc[SHORTEST] - 1)), span(100 * deadline / genie)]
     none = by_policy.loc["deadline-matching@250"]
+    each = wide(rungs, ["cell", "speed"], "rung")
+    own, told = (each[r] - each[b] for r, b in (("own fading", "gains"), ("finished", "own fading")))
+    yield "| where | uploads gained |", ["ladder"], own.groupby("speed").mean().max(), own.max(), None, None
+    yield "**Finish feedback", ["ladder"], span(told.groupby("speed").sem())
+    yield "| where | uploads gained |", ["ladder"], told.groupby("speed").mean()[list(SPEEDS[::-1])][::-1], told["20 dB, spread 0 dB"].max()
+    yield "Slow fading makes", ["ladder"], (mean["progress"] - mean["finished"]).max()
+    fresh = mean["CSI fresh"] - mean["progress"]
+    yield "**Everybody's fading, if it is fresh", ["ladder"], span(100 * fresh / mean["progress"]), fresh.iloc[0], fresh.iloc[1:].mean()
     rows = []
     for speed, age in ((0.83, 1), (0.83, 5), (7.67, 1), (0.83, 20), (18.12, 1), (7.67, 5), (18.12, 5), (7.67, 20), (18.12, 20)):
         gain = by_policy.loc[f"deadline-matching@{age}", speed] - none[speed]
@@ -160,6 +184,10 @@ def ladder() -> Iterator[Source]:
     yield "| agents | 0.83 m/s |", ["ladder-policies"], agents
     ends = 100 * wide(read("ladder-accuracy"), ["cell", "speed"], "rung", "accuracy")[columns]
     gained = ends.mean() - ends["gains"].mean()
+    rise = (ends["CSI fresh"] - ends["gains"]).groupby("cell").mean()
+    yield "- *Fresh CSI*", ["ladder-accuracy"], rise["20 dB, spread 3 dB"], rise["own"]
+    slow = matching(read("ladder-accuracy"), cell="own", speed=0.83).set_index("rung")
+    yield "- *Slow walks*", ["ladder-accuracy"], [[100 * slow["accuracy"][r], slow["uploads"][r]] for r in ("gains", "CSI fresh")]
     yield "| cell | m/s | gains |", ["ladder-accuracy"], ends.to_numpy(), gained[columns[1:]]
 
 
@@ -196,7 +224,6 @@ def levers() -> Iterator[Source]:
         over(runs("paper", *int8), runs("paper", *perfect)),
     ]
     yield "| above | below | after |", ["levers-paper-seeds"], claimed, None
-    at_s = {"part": "payload", "point": "S"}
     remembers = over(runs("clients", "wrap-around", "int8", "mifa", point="10"), runs("clients", *perfect, point="10"))
     worst = [end(*names) for names in plain]
     lifted = over(runs("payload", "wrap-around", "float32", "mifa", point="S"), runs("payload", *packed, point="S"))
@@ -216,6 +243,8 @@ def levers() -> Iterator[Source]:
         points = [cell.strip() for cell in start.split("|")[4:-1]]
         return start, ["levers-paper"], [[[100 * both[0].loc[n, p], both[1].loc[n, p]] for p in points] for n in names]
 
+    own = matching(table, part="paper")
+    yield "5. `average_models", ["levers-paper"], 100 * (own["averaged"] - own["accuracy"]).max()
     yield "Final accuracy in % (uploads a round), five seeds; perfect", ["levers-paper"], end(*perfect, part="payload", point="S")
     yield grid("payload", "| allocation | codec | server | S/8 | S/4 | S/2 | S | 2S | 4S |")
     yield grid("clients", "| allocation | codec | server | 10 | 20 | 30 | 40 | 50 |")
@@ -355,11 +384,17 @@ def qmix_hold() -> Iterator[Source]:
     rows = [[own.set_index("policy")["uploads"][["deadline-matching", "csi-matching", "size-free-csi"]], matching(own, policy="size-free-csi")[["ratio", "ratio_error"]].to_numpy()] for _, own in csi.groupby("speed_mps", sort=False)]
     yield "| m/s | deadline-matching |", ["size-free-csi"], rows
 
+    plan = 100 * (feedback.loc["reflect"].xs(names[2], level="policy")["ratio"] - 1)
+    yield "`size-free-feedback` also hears", ["size-free-feedback"], span(plan), None, None
     taught = read("mappo-hold")
     five = taught[[f"mappo-hold-{number}" for number in range(5)]]
     rows = [five.min(axis=1), five.max(axis=1), taught["qmix-hold"], taught[BLOCK], taught[CHOICE]]
     rows += [end / taught[BLOCK] for end in rows[:2]]
     yield "| cell | five trainings |", ["mappo-hold"], np.transpose(rows)
+    gain = 100 * (five.div(taught[BLOCK], axis=0) - 1)
+    ahead = 100 * (1 / five.div(taught[CHOICE], axis=0) - 1)
+    sets = 100 * ratio["size-free"].mean(), span(100 * (ratio["size-free"] / ratio[BLOCK] - 1))
+    yield "**In short.**", ["size-free-nine", "mappo-hold"], sets, span(gain[:9]), span(gain[9:10]), span(ahead[:10])
     own = read("qmix-hold")
     rows = [*(own[f"qmix-hold-{number}"] for number in range(3)), own[BLOCK], own[CHOICE], own["qmix-hold-2"] / own[BLOCK]]
     yield "| cell | three trainings", ["qmix-hold"], np.transpose(rows)
@@ -376,11 +411,20 @@ def qmix_hold() -> Iterator[Source]:
     yield "So: in the uniform", ["qmix-hold"], span(over), span(short)
 
 
+def qmix_plus() -> Iterator[Source]:
+    table = read("qmix-plus")
+    sent = wide(table, ["cell", "speed_mps", "clusters"], "policy")
+    rows = [sent[n] for n in (BLOCK, PLAN, CHOICE, PLUS)]
+    rows += [100 * (sent[PLUS] / sent[BLOCK] - 1), sent[SUM_RATE], sent[SHORTEST]]
+    yield "| cell | n_c | m/s | block-fading schedule |", ["qmix-plus"], np.transpose(rows)
+
+
 SOURCES: dict[str, Callable[[], Iterator[Source]]] = {
     "docs/results/claims.md": claims,
     "docs/results/ladder.md": ladder,
     "docs/results/levers.md": levers,
     "docs/results/qmix-hold.md": qmix_hold,
+    "docs/results/qmix-plus.md": qmix_plus,
     "docs/results/readings.md": readings,
     "docs/results/real-link.md": real_link,
 }
