@@ -454,8 +454,15 @@ def packing_not_fading() -> Iterator[Source]:
     yield "- **The link.**", ["real-link"], [apart.loc[case] for case in cases]
 
 
+def faq() -> Iterator[Source]:
+    taught, own = read("mappo-hold")[:9], read(HOLD)[:9]
+    gains = [more(t.filter(regex=r"hold-\d").T, t[BLOCK]).to_numpy() for t in (taught, own)]
+    yield "The agents that come as `qmix`", ["mappo-hold", HOLD], span(np.concatenate(gains))
+
+
 SOURCES: dict[str, Callable[[], Iterator[Source]]] = {
     "README.md": readme,
+    "docs/faq.md": faq,
     "docs/explanation/packing-not-fading.md": packing_not_fading,
     "docs/results/claims.md": claims,
     "docs/results/ladder.md": ladder,

@@ -38,7 +38,7 @@ def test_every_table_of_a_page_is_kept(ledger: ModuleType) -> None:
         ("It delivers 4.5 of 10: 5 to 12 % more, +2 at best.", "4.5 5 12 +2"),
         ("At 0.83 and 18.12 m/s, alpha 0.5, 250 slots of 2 ms, PyTorch 2.13, `a=0.3`.", ""),
         (
-            "In ring-20-3+1e-4 of 0.1.0 it was 36.8 (29.9-40.0), −0.28 ± 0.08.",
+            "In ring-20-3+1e-4 of 0.1.0 it was 36.8 (29.9-40.0), \u22120.28 ± 0.08.",
             "36.8 29.9 40.0 -0.28 0.08",
         ),
         ("| m/s | n | % |\n|---|---|---|\n| 0.83 | 1,260 | 20 of 20 |", "1,260"),

@@ -127,7 +127,9 @@ def test_every_part_leaves_table_picture_and_facts(small, whole: Path, copied: P
     everything = json.loads((whole / "results.json").read_text())
     assert everything["made_by"]["fedfade"] == __version__
     assert set(everything["parts"]) == set(ALL)
-    assert {"reward/training/seed-0", "ablation/training-no-fading/seed-1"} < {*everything["agents"]}
+    assert {"reward/training/seed-0", "ablation/training-no-fading/seed-1"} < {
+        *everything["agents"]
+    }
     # The same command again computes nothing and says the same.
     times = {p: p.stat().st_mtime_ns for p in copied.rglob("*.safetensors")}
     times |= {p: p.stat().st_mtime_ns for p in copied.rglob("metrics.csv")}

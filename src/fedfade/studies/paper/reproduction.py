@@ -195,7 +195,9 @@ def _figures(setting: Setting) -> dict[str, Any]:
     record = setting.out / "reproduce.json"
     trained = sorted(p.parent for p in setting.out.glob("*/training*/**/checkpoint.json"))
     digests = {
-        folder.relative_to(setting.out).as_posix(): load_checkpoint(folder).files["agents"]["sha256"]
+        folder.relative_to(setting.out).as_posix(): load_checkpoint(folder).files["agents"][
+            "sha256"
+        ]
         for folder in trained
     }
     made_by = read_json(record) if record.is_file() else None  # tables alone may be redrawn
