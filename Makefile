@@ -4,6 +4,7 @@
 # make coverage   the same, with the lines no test runs
 # make docs       the documentation site, into site/
 # make pictures   draws the pictures of the results pages again from the tables in docs/data
+# make numbers    works the numbers of the pages out of these tables again, into docs/data/results.json
 # make tutorials  runs the notebooks of docs/tutorials and keeps what they show
 # make kill, fuzz, soak   the long tests of docs/explanation/reliability.md
 # All set themselves up: a virtual environment in .venv and the install. The tests need the
@@ -12,7 +13,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo check test coverage lint docs pictures tutorials kill fuzz soak clean
+.PHONY: demo check test coverage lint docs pictures numbers tutorials kill fuzz soak clean
 
 demo: .venv/installed
 	$(BIN)/fedfade compare quickstart --out runs/demo
@@ -35,6 +36,9 @@ docs: .venv/tools
 
 pictures: .venv/installed
 	$(BIN)/python docs/pictures.py
+
+numbers: .venv/installed
+	$(BIN)/python docs/ledger.py
 
 tutorials: .venv/tools
 	$(BIN)/python -m tests.tutorials.notebooks

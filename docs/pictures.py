@@ -22,7 +22,7 @@ from fedfade.config import load_config
 from fedfade.experiments import Uplink
 from fedfade.learning import payload_bits
 from fedfade.storage import save_figure
-from fedfade.studies.frames import matching, read_frame
+from fedfade.studies.frames import matching, means, read_frame
 from fedfade.studies.ladder import page as ladder_page
 from fedfade.studies.ladder.rungs import Agents, make_ladder
 from fedfade.studies.levers import page as levers_page
@@ -117,6 +117,30 @@ def _stretches(axes: Any, sends: Tensor, client: int, lane: int) -> None:
             axes.annotate(str(client), place, ha="center", va="center", color="white", size=13)
 
 
+def who_packs() -> Figure:
+    """Uploads where clients are uniform, 18.12 m/s; who learned is in colour."""
+    tried = matching(read("results-readings"), reading="default").iloc[0]
+    nine = matching(read("size-free-nine"), cell="paper", speed_mps=18.12)
+    found = means(nine, "policy", "uploads").to_dict()
+    found |= {name: tried[f"uploads {name}"] for name in ("random", "qmix")}
+    names = sorted(found, key=lambda name: found[name])
+    about = {
+        "qmix": "as in the paper",
+        "qmix-hold": "from scratch",
+        "mappo-hold": "taught at first",
+    }
+    about |= {"size-free": "pupils of the plan", "wrap-around-choice": "the plan"}
+    figure, grid = charts.panels(9, 3.2, 1, 1)
+    axes = grid.flat[0]
+    colours = ["C0" if name in {"qmix", *shipped_policies()} else "0.6" for name in names]
+    shown = [f"{name} ({about[name]})" if name in about else name for name in names]
+    bars = axes.barh(shown, [found[name] for name in names], color=colours)
+    axes.bar_label(bars, fmt="%.2f", padding=4)
+    axes.set_xlabel("uploads per round, of 10 (blue: learned)")
+    axes.grid(visible=False)
+    return figure
+
+
 def at_the_centre(table: DataFrame) -> DataFrame:
     return matching(table, alpha=0.5, clusters=21)
 
@@ -127,6 +151,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "levers": partial(levers, "paper", "payload", "clients", "order"),
     "levers-load": levers_by_load,
     "levers-paper": partial(levers, "paper", "paper"),
+    "who-packs": who_packs,
     "round-learned": partial(turns, "paper", 2010, "wrap-around-schedule", "mappo-hold"),
     "round-packed": partial(turns, "ring", 1000, "block-fading-schedule", "qmix-plus"),
     "results-regimes": maps,

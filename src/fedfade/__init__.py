@@ -1,3 +1,3 @@
 """fedfade: federated learning over a fading uplink, slot by slot."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

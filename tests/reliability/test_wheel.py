@@ -1,4 +1,4 @@
-"""Everything works from an installed wheel, in a folder without the repository."""
+"""Everything works from what is released, in a folder without the repository."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from fedfade import __version__
 from tests.conftest import TINY
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,20 +35,34 @@ grid: {learning.alpha: [0.5, 5]}
 """
 
 
-def test_every_command_works_from_a_wheel(tmp_path: Path) -> None:
-    """Templates, scripts, presets, tables and trained agents come along."""
+SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+
+
+def files(package: Path) -> set[str]:
+    found = (path.relative_to(package) for path in package.rglob("*") if path.is_file())
+    return {path.as_posix() for path in found if path.parent.name != "__pycache__"}
+
+
+def test_every_command_works_from_a_wheel_of_the_sdist(tmp_path: Path) -> None:
+    """Templates, scripts, presets, tables and trained agents come along, all the way from the
+    checkout to the sdist, to the wheel that pip makes of it, and to where it is installed."""
     source, site, here = (tmp_path / name for name in ("source", "site", "here"))
     shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("*.egg-info"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
+    build = [sys.executable, "-c", SDIST, str(tmp_path)]
+    subprocess.run(build, cwd=source, check=True, stdout=subprocess.DEVNULL)
+    sdist = tmp_path / f"fedfade-{__version__}.tar.gz"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
-    subprocess.run([*pip, "--no-build-isolation", "--target", site, source], check=True)
+    subprocess.run([*pip, "--no-build-isolation", "--target", site, sdist], check=True)
+    assert files(site / "fedfade") == files(source / "src" / "fedfade")
     here.mkdir()
     shown = ", ".join(change.replace("=", ": ") for change in TINY if "seeds" not in change)
     (here / "alphas.yaml").write_text(SWEEP.replace("SETTINGS", shown))
     few = [word for change in TINY for word in ("--set", change)]
     agents = ["--set", "qmix.hidden=[4]", "--set", "qmix.batch_size=16"]
     commands = [
+        ["--version"],
         ["presets"],
         ["train", "paper", *few, *agents, "--episodes", "20", "--out", "agents"],
         ["compare", "paper", *few, "--policies", "random", "--out", "run"],
@@ -61,6 +76,7 @@ def test_every_command_works_from_a_wheel(tmp_path: Path) -> None:
     given = os.environ | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
     answer = subprocess.run(words, cwd=here, env=given, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.startswith(f"fedfade {__version__}\n")
     made = ("run/report.html", "agents/training.html", "round.html", "all.html")
     for page in made:
         text = (here / page).read_text()

@@ -16,6 +16,7 @@ import pytest
 import torch
 from pandas import DataFrame
 
+from fedfade import __version__
 from fedfade.agents.checkpoint import load_checkpoint
 from fedfade.config import changed, load_config
 from fedfade.errors import UserError
@@ -123,6 +124,12 @@ def test_every_part_leaves_table_picture_and_facts(small, whole: Path, copied: P
     whole_page = (whole / "results.md").read_text()
     for part in ALL:
         assert f"({part}/{part}.png)" in whole_page
+    everything = json.loads((whole / "results.json").read_text())
+    assert everything["made_by"]["fedfade"] == __version__
+    assert set(everything["parts"]) == set(ALL)
+    assert {"reward/training/seed-0", "ablation/training-no-fading/seed-1"} < {
+        *everything["agents"]
+    }
     # The same command again computes nothing and says the same.
     times = {p: p.stat().st_mtime_ns for p in copied.rglob("*.safetensors")}
     times |= {p: p.stat().st_mtime_ns for p in copied.rglob("metrics.csv")}

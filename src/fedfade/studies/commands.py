@@ -93,7 +93,7 @@ def reproduce(
         chat = (lambda line: None) if options.watched() else say  # who sees a bar needs no lines
         setting = paper.checked_setting(folder, base, scale, grid, say, search, chat, work)
         if overwrite:
-            begin_anew(folder, "reproduce.json", ["claims.md", "results.md", *paper.PARTS])
+            begin_anew(folder, "reproduce.json", ["claims.md", "results.*", *paper.PARTS])
         page = paper.reproduce(setting, paper.ALL if part == "all" else [part], redraw)
     if part == "readings":
         options.echo(f"table: {folder / 'readings' / 'readings.md'}")

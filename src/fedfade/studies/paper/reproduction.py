@@ -6,6 +6,7 @@ DIR/PART/PART.json   the figures behind the claims
 DIR/PART/PART.md     tables to paste
 DIR/claims.md        the paper's claims with verdicts
 DIR/results.md       all of it on one page: claims, tables, pictures
+DIR/results.json     the figures of all parts, with the command, the versions and the agents
 """
 
 import math
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from pandas import DataFrame
 
+from fedfade.agents import load_checkpoint
 from fedfade.config import Config
 from fedfade.device import pick_device
 from fedfade.errors import UserError
@@ -90,6 +92,7 @@ def reproduce(
         setting.work.finish()
         page = _claims_page(setting)
         write_text(setting.out / "results.md", _results(setting, page))
+        write_json(setting.out / "results.json", _figures(setting))
         write_text(setting.out / "claims.md", page)
     return page
 
@@ -181,11 +184,30 @@ def _with(blank: float | None, facts: Any) -> Any:
     return blank if pd.isna(facts) else facts
 
 
-def _claims_page(setting: Setting) -> str:
-    """The claims judged by the JSON of every part that has been run in this folder."""
+def _facts(setting: Setting) -> dict[str, Any]:
+    """The JSON of every part that has been run in this folder."""
     paths = {name: setting.out / name / f"{name}.json" for name in PARTS}
-    there = {name: read_json(path) for name, path in paths.items() if path.is_file()}
-    found = {name: _with(math.nan, facts) for name, facts in there.items()}
+    return {name: read_json(path) for name, path in paths.items() if path.is_file()}
+
+
+def _figures(setting: Setting) -> dict[str, Any]:
+    """All facts, with what they were made by: the last command, and the agents that are kept here.
+    Seeds are in the `setting` of a part."""
+    record = setting.out / "reproduce.json"
+    trained = sorted(p.parent for p in setting.out.glob("*/training*/**/checkpoint.json"))
+    digests = {
+        folder.relative_to(setting.out).as_posix(): load_checkpoint(folder).files["agents"][
+            "sha256"
+        ]
+        for folder in trained
+    }
+    made_by = read_json(record) if record.is_file() else None  # tables alone may be redrawn
+    return {"made_by": made_by, "agents": digests, "parts": _facts(setting)}
+
+
+def _claims_page(setting: Setting) -> str:
+    """The claims judged by the facts."""
+    found = {name: _with(math.nan, facts) for name, facts in _facts(setting).items()}
     try:
         head, small = marked(_head(found)), setting.rehearsal
         page = claims.page(claims.judge(found), head, rehearsal=small)

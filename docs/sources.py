@@ -1,0 +1,474 @@
+"""How the numbers of a page follow from the tables in docs/data.
+
+A source is the start of a block, its tables, and the block's measured numbers in their order on the
+page, nested as is convenient; NONE stands for one that no table has. A block without a source is
+recorded as it stands.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pandas import DataFrame, Series
+
+from fedfade.studies.frames import matching, read_frame
+from fedfade.studies.noise import paired
+from fedfade.studies.paper.questions import _by_tenths
+
+Source = tuple[Any, ...]
+NONE = math.nan
+BLOCK, PLAN, CHOICE = "block-fading-schedule", "wrap-around-schedule", "wrap-around-choice"
+RATE, SHORTEST, DEADLINE = "max-sum-rate", "shortest-remaining-first", "deadline-matching"
+PLUS, ALONE, HOLD = "qmix-plus", "max-individual-rate", "qmix-hold"
+FAST_FIRST, SLOW_FIRST = [18.12, 7.67, 0.83], [0.83, 7.67, 18.12]
+
+
+@cache
+def read(name: str) -> DataFrame:
+    """A table, shares of pictures and of bits in %."""
+    table = read_frame(Path(__file__).parent / "data" / f"{name}.csv")
+    if "accuracy" in table and table["accuracy"].max() <= 1:
+        shares = [f for f in ("accuracy", "error", "averaged", "early", "wasted") if f in table]
+        table[shares] *= 100
+    return table
+
+
+def wide(frame: DataFrame, rows: Any, columns: Any, value: str = "uploads") -> DataFrame:
+    """Means by rows and columns, both in the order in which the table has them."""
+    return frame.pivot_table(index=rows, columns=columns, values=value, sort=False)
+
+
+def grid(
+    frame: DataFrame, rows: Any, columns: Any, picked: Sequence[Any], *values: str
+) -> np.ndarray:
+    """Several values in every cell, some of the columns."""
+    return np.stack([wide(frame, rows, columns, value)[picked] for value in values], axis=-1)
+
+
+def span(values: Any) -> list[float]:
+    return [np.min(values), np.max(values)]
+
+
+def more(one: Any, other: Any) -> Any:
+    """By how many per cent."""
+    return 100 * (one / other - 1)
+
+
+def band(values: Series) -> list[float]:
+    return list(np.percentile(values, [50, 10, 90]))
+
+
+def gap(frame: DataFrame, one: Any, other: Any, field: str = "accuracy") -> list[float]:
+    """How far one set of runs is above another, and the standard error; a name is a policy's."""
+    where = [{"policy": each} if isinstance(each, str) else each for each in (one, other)]
+    found = paired(frame, *where, field)
+    return [found.mean, found.error]
+
+
+def claims() -> Iterator[Source]:
+    final, epochs = read("results-accuracy"), read("results-epochs")
+    everybody, heuristics = list(final["policy"].unique()), ["random", ALONE, RATE]
+    centre = matching(final, alpha=0.5, clusters=21)
+    cells = wide(final, ["alpha", "clusters"], "policy", "accuracy")
+    name = ["results-accuracy"]
+    yield "| others |", name, [span(cells["qmix"] - cells[p]) for p in (*heuristics, BLOCK)]
+    own = [*(matching(final, alpha=0.5, clusters=count) for count in (14, 21, 28)), epochs]
+    ends = DataFrame([table.groupby("policy")["accuracy"].median() for table in own])
+    below = [ends["perfect"] - ends[p] for p in ("qmix", RATE, BLOCK, PLUS)]
+    yield "| | n_c 14 | n_c 21", [*name, "results-epochs"], below
+    rate = [matching(final, policy=RATE, alpha=alpha) for alpha in (0.5, 5, 50)]
+    change = [gap(table, {"clusters": 28}, {"clusters": 14}) for table in rate]
+    yield "| alpha | 0.5 | 5 | 50 |", name, change
+    rise = {p: cells[p].loc[50] - cells[p].loc[0.5] for p in heuristics}
+    mean = [rise[p].mean() for p in (ALONE, RATE)]
+    yield "| random | max individual rate | max sum rate |", name, span(rise["random"]), mean
+    low = cells.loc[0.5]
+    better = [span(low[PLUS] - low["qmix"]), span([low[PLUS] - low[p] for p in ("random", ALONE)])]
+    yield "| above the block-fading schedule |", name, gap(centre, PLUS, BLOCK), better
+    each = {key: t["accuracy"] for key, t in final.groupby(["policy", "clusters", "alpha"])}
+    order = list(product(everybody, (14, 21, 28), (0.5, 5, 50)))
+    yield "| policy | alpha 0.5, n_c 14 |", name, [band(each[key]) for key in order]
+    fields = ["uploads", "fairness", "wasted"]
+    uplink = final.groupby(["policy", "clusters"])[fields].mean()
+    yield "| policy | n_c 14 | n_c 21", name, [uplink.loc[p].to_numpy() for p in everybody]
+    yield "QMIX serves four or five", name, matching(centre, policy="qmix")["accuracy"]
+
+    uplink, rows = epochs.groupby("policy")[fields].mean(), []
+    for policy in everybody:
+        short = [gap(t, "perfect", policy) if policy != "perfect" else [] for t in (epochs, centre)]
+        ends = band(matching(epochs, policy=policy)["accuracy"])
+        rows.append([ends, short[0], uplink.loc[policy], short[1]])
+    yield "| policy | final accuracy in %, median (band)", ["results-epochs", *name], rows
+    pairs = [("qmix", "random"), ("qmix", ALONE), (BLOCK, "qmix"), (RATE, "qmix"), (PLUS, BLOCK)]
+    apart = [gap(epochs, *pair) for pair in [*pairs, (PLUS, RATE)]]
+    start = "| | with epochs | with steps |"
+    yield start, ["results-epochs", *name], apart, gap(centre, PLUS, RATE)
+    yield from more_claims()
+
+
+def more_claims() -> Iterator[Source]:
+    final = read("results-ablation")
+    bands = {h: band(t["accuracy"]) for h, t in final.groupby("hidden")}
+    sent = final.groupby("hidden")["uploads"].mean()
+    lost = {h: gap(final, {"hidden": h}, {"hidden": "nothing"}) for h in bands}
+    worse = gap(final, {"hidden": "gradient"}, {"hidden": "fading"})
+    width = {h: high - low for h, (_, low, high) in bands.items()}
+    nothing, gradient, fading = "nothing", "gradient", "fading"
+    rows = [bands[nothing][0], sent[nothing], width[nothing]]
+    rows += [bands[gradient][0], *lost[gradient], sent[gradient]]
+    rows += [bands[fading][0], *lost[fading], *worse, sent[fading], width[fading]]
+    yield "| hidden | final accuracy, median |", ["results-ablation"], rows
+    reward = _by_tenths(read("results-reward"))
+    ends = {nothing: reward["last"].mean(), gradient: NONE, fading: NONE}
+    rows = [[bands[h], sent[h], ends[h]] for h in (nothing, gradient, fading)]
+    start = "| hidden | final accuracy in %, median (band)"
+    yield start, ["results-ablation", "results-reward"], rows
+    start = "| seed | 0 | 1 | 2 | 3 | 4 | |---|---|---|---|---|---| | first"
+    yield start, ["results-reward"], [reward[tenth] for tenth in ("start", "last", "best")]
+    ranks = read("results-bound")
+    falling = [span(ranks[field])[::-1] for field in ("all_runs", "within_seeds")]
+    yield "| second term |", ["results-bound"], falling, span(ranks["uploads"])
+    fields = ["first", "second", "third", "measured"]
+    terms = read("results-bound-terms").groupby("policy", sort=False)[fields].mean()
+    yield "| policy | rounds the bound held |", ["results-bound-terms"], terms.to_numpy()
+    picked = ["qmix", BLOCK, PLAN, CHOICE, RATE, SHORTEST, DEADLINE, "perfect"]
+    ring = read("results-regimes-accuracy")
+    rows = grid(ring, ["snr", "spread"], "policy", picked, "accuracy", "uploads")
+    yield "| mean SNR | spread | qmix |", ["results-regimes-accuracy"], rows
+
+
+def ladder() -> Iterator[Source]:
+    rungs, played = read("ladder"), read("ladder-policies")
+    columns = list(rungs["rung"].unique())
+    mean = wide(rungs, "speed", "rung").loc[SLOW_FIRST, columns]
+    yield "| m/s | gains |", ["ladder"], mean.to_numpy()
+    walking = matching(rungs, cell="own")
+    yield "| m/s | gains |", ["ladder"], grid(walking, "speed", "rung", columns, "uploads", "error")
+    name, shown = ["ladder-policies"], matching(played, learned="no")["policy"].unique()
+    each, own = (
+        wide(t, "policy", "speed")[SLOW_FIRST] for t in (played, matching(played, cell="own"))
+    )
+    yield "| policy | 0.83 m/s |", name, each.loc[shown].to_numpy()
+    yield "**Planning is worth more", name, span(more(each.loc[PLAN], each.loc[BLOCK]))
+    yield "| at 18.12 m/s | knows |", name, [each.loc[p, 18.12] for p in (PLAN, SHORTEST, RATE)]
+    matched, none = each.loc[DEADLINE], each.loc[f"{DEADLINE}@250"]
+    of_bound = span(100 * matched / each.loc["genie"])
+    yield "Looking at the deadline", name, span(more(matched, each.loc[SHORTEST])), of_bound
+    fresh = mean["CSI fresh"] - mean["progress"]
+    worth = [span(100 * fresh / mean["progress"]), fresh.iloc[0], fresh.iloc[1:].mean()]
+    yield "**Everybody's fading, if it is fresh", ["ladder"], worth
+    aged, rows = [(0.83, 1), (0.83, 5), (7.67, 1), (0.83, 20), (18.12, 1), (7.67, 5)], []
+    for speed, age in [*aged, (18.12, 5), (7.67, 20), (18.12, 20)]:
+        gain = each.loc[f"{DEADLINE}@{age}", speed] - none[speed]
+        rows.append([gain, gain / (matched[speed] - none[speed]), NONE])
+    yield "| wavelengths | m/s |", name, rows
+    yield (
+        "| agents | 0.83 m/s |",
+        name,
+        [[t.loc[p] for t in (each, own)] for p in ("qmix", PLUS, BLOCK)],
+    )
+    ends = wide(read("ladder-accuracy"), ["cell", "speed"], "rung", "accuracy")[columns]
+    gained = (ends.mean() - ends["gains"].mean())[columns[1:]]
+    yield "| cell | m/s | gains |", ["ladder-accuracy"], ends.to_numpy(), gained
+
+
+def lever(part: str, *names: str, point: str | None = None) -> dict[str, Any]:
+    """Runs of `fedfade levers`: allocation, codec and server, which may be left out."""
+    keys = ("allocation", "codec", "server")
+    named = dict(zip(keys, [*names, "float32", "mean"][:2] + [*names[2:], "mean"][:1], strict=True))
+    return {"part": part, **named} | ({"point": point} if point else {})
+
+
+def levers() -> Iterator[Source]:
+    table, seeds = read("levers-paper"), read("levers-paper-seeds")
+    name, paired_by = ["levers-paper"], ["levers-paper-seeds"]
+
+    def end(*names: str, part: str = "paper", point: str | None = None) -> float:
+        return matching(table, **lever(part, *names, point=point))["accuracy"].item()
+
+    lines = [("perfect",), ("wrap-around", "int4"), ("wrap-around", "int8"), ("random", "int8")]
+    plain = [(allocation,) for allocation in ("wrap-around", RATE, "block", "random")]
+    rows = []
+    for names in [*lines, ("block", "float32", "mifa"), *plain]:
+        line = matching(table, **lever("paper", *names)).iloc[0]
+        fields = ["uploads", "accuracy", "error", "averaged", "early", "seconds"]
+        rows.append(line[fields].dropna())  # seconds: never
+    yield "| allocation | codec | server | uploads |", name, rows
+    perfect, packed, random = (lever("paper", *names) for names in (lines[0], lines[2], lines[3]))
+    heavy = gap(seeds, packed | {"part": "heavy"}, random | {"part": "heavy"})
+    remembers, forgets = lever("paper", "block", "float32", "mifa"), lever("paper", "block")
+    rows = [gap(seeds, random, lever("paper", "wrap-around"))]
+    rows += [gap(seeds, remembers, forgets, "early"), heavy, gap(seeds, packed, perfect)]
+    yield "| above | below | after |", paired_by, rows, NONE
+    at_s = [
+        lever("payload", "wrap-around", "float32", rule, point="S") for rule in ("mifa", "mean")
+    ]
+    best = end("wrap-around", "int8", "mifa", part="clients", point="10")
+    ends = [end("random", "int8"), span([end(*names) for names in plain])]
+    ends += [end("wrap-around", "int8"), end("perfect"), best, gap(seeds, *at_s)[0], heavy[0]]
+    yield "Code the updates first", [*name, *paired_by], ends
+    for part, points in (("payload", "S/8 S/4 S/2 S 2S 4S"), ("clients", "10 20 30 40 50")):
+        keys, columns = ["allocation", "codec", "server"], points.split()
+        own = matching(table, part=part)
+        start = f"| allocation | codec | server | {' | '.join(columns)} |"
+        both = [wide(own, keys, "point", field)[columns] for field in ("accuracy", "uploads")]
+        shown = PAYLOADS if part == "payload" else list(both[0].index)
+        yield start, name, np.stack([values.loc[shown] for values in both], axis=-1)
+    rows = [RATE, SHORTEST, DEADLINE, "deadline-feedback", CHOICE, BLOCK, ALONE, "random"][::-1]
+    sent = read("heavy").set_index("policy")["uploads"]
+    rows[5:] = [DEADLINE, SHORTEST, RATE]
+    yield "| random | max individual rate | block-fading", ["heavy"], sent[rows]
+    alphas, base = ("alpha 0.5", "alpha 0.1"), ("wrap-around", "float32")
+    rows = [
+        gap(seeds, lever("order", *base, rule, point=alpha), lever("order", *base, point=alpha))
+        for rule, alpha in product(("mifa", "fedvarp"), alphas)
+    ]
+    yield "| points above the plain mean |", paired_by, rows
+
+
+PAYLOADS = [
+    *((a, "float32", "mean") for a in ("random", "max-individual", "block", "learned", RATE)),
+    *(("wrap-around", "float32", rule) for rule in ("mean", "mifa")),
+    ("deadline", "float32", "mean"),
+    *((a, "int8", "mean") for a in ("random", "learned", RATE, "wrap-around")),
+    *(
+        (a, c, "mean")
+        for a, c in (("random", "int4"), ("wrap-around", "topk"), ("wrap-around", "int4"))
+    ),
+]
+
+
+def real_link() -> Iterator[Source]:
+    table, name = read("real-link"), ["real-link"]
+    order = ["random", ALONE, BLOCK, PLAN, "wrap-around-pairs", CHOICE, SHORTEST, RATE, DEADLINE]
+    keys, apart = ["link", "antennas", "neighbours"], ["packing - knowing", "own fading"]
+    own = {bits: matching(table, updates=bits) for bits in ("float32", "int8")}
+    for each in own.values():
+        rows = grid(each, keys, "policy", [*order, "genie", *apart], "uploads", "error").reshape(
+            8, -1
+        )
+        genie = 2 * len(order)
+        yield "| link | antennas | neighbours | random |", name, np.delete(rows, genie + 1, axis=1)
+    full, coded = (wide(each, keys, "policy") for each in own.values())
+    both = [full[order].max(axis=1), coded["random"], coded[CHOICE]]
+    yield "| | best policy with float32 |", name, np.transpose(both)
+    paired_by = matching(own["float32"], policy="packing - knowing").set_index(keys)
+    knowing = paired_by[["uploads", "error"]]
+    yield "It does with Shannon's rates", name, knowing.loc["shannon", 1, 0]
+    yield "- **Neighbours**", name, knowing.loc["shannon", 1, 6]
+    yield "- **NR**", name, knowing.loc["nr", 1, 0]
+    four = [*knowing.loc["shannon", 4, 0], *knowing.loc["nr", 4, 0]]
+    yield "- **Four antennas**", name, four, full.loc[("shannon", 4, 0), [ALONE, PLAN]]
+
+    rungs = read("ladder-nr")
+    columns = list(rungs["rung"].unique())[:-1]
+    mean = wide(rungs, ["antennas", "neighbours", "speed"], "rung")[columns]
+    first = [[[NONE] * len(columns), mean.loc[1, 0, speed]] for speed in SLOW_FIRST]
+    rest = [mean.loc[a, n, s] for a, n in ((1, 6), (4, 0), (4, 6)) for s in SLOW_FIRST]
+    yield "| link | antennas | neighbours | m/s |", ["ladder-nr"], first, rest
+    final = read("real-link-accuracy").set_index("policy")
+    order = ["random", ALONE, BLOCK, CHOICE, "size-free", RATE, "perfect"]
+    fields, runs = ["accuracy", "error", "uploads"], ("float32", "int8", "urban")
+    rows = [[matching(final.loc[[p]], run=run)[fields].to_numpy() for run in runs] for p in order]
+    yield "| | NR, one antenna, float32 |", ["real-link-accuracy"], rows
+
+
+def readings() -> Iterator[Source]:
+    table, name = read("results-readings"), ["results-readings"]
+    order = ["qmix", "random", ALONE, RATE, BLOCK, PLAN, CHOICE]
+    uploads = [f"uploads {policy}" for policy in order]
+    yield "| reading | differs in |", name, table[[*uploads, "least", "most", "claims"]].to_numpy()
+    yield "| reading | qmix |", name, table[[f"reward {policy}" for policy in order]].to_numpy()
+    shares = table[[f"fairness {policy}" for policy in order]].to_numpy().ravel()
+    yield "| reading | qmix |", name, shares[~np.isnan(shares)]  # who serves nobody has none
+    yield "| reading | alphas |", name, 100 * table.filter(regex="^kept ").to_numpy()
+
+
+def qmix_hold() -> Iterator[Source]:
+    nine = read("size-free-nine")
+    order = [BLOCK, HOLD, "mappo-hold", "size-free", CHOICE]
+    sent, start = (
+        wide(nine, ["cell", "speed_mps"], "policy"),
+        "| cell | m/s | block-fading schedule |",
+    )
+    rows = [sent.loc[(cell, speed), order] for cell in ("paper", "ring") for speed in FAST_FIRST]
+    yield start, ["size-free-nine"], rows
+    ratio = wide(matching(nine, cell="paper"), ["clusters", "speed_mps"], "policy", "ratio")
+    errors = matching(nine, cell="paper", policy="size-free")["ratio_error"]
+    found = [ratio["size-free"].mean(), span(ratio["size-free"]), span(errors), NONE]
+    found += [ratio["mappo-hold"].mean(), ratio[HOLD].mean(), [NONE] * 8]
+    yield "Over the nine settings", ["size-free-nine"], found
+    for name, by, start, order in (
+        ("size-free-sizes", "clients", "| clients, sub-bands |", [BLOCK, "size-free", CHOICE]),
+        ("size-free-csi", "speed_mps", "| m/s |", [DEADLINE, "csi-matching", "size-free-csi"]),
+    ):
+        table, pupil = read(name), next(p for p in order if p.startswith("size-free"))
+        own = matching(table, policy=pupil)[["ratio", "ratio_error"]]
+        yield start, [name], np.hstack([wide(table, by, "policy")[order], own])
+    table, names = read("surprise"), [BLOCK, CHOICE, HOLD, "mappo-hold"]
+    rows = [wide(own, "policy", "cell").loc[names] for _, own in table.groupby("case", sort=False)]
+    start = "| | block-fading schedule | wrap-around-choice |"
+    yield start, ["surprise"], [own.to_numpy() for own in rows]
+    final = wide(read("qmix-hold-accuracy"), ["alpha", "n"], "policy", "acc").sort_index()
+    start = "| alpha, n_c | random |"
+    yield start, ["qmix-hold-accuracy"], final[["random", ALONE, BLOCK, RATE, HOLD]].to_numpy()
+    above = [final[HOLD] - final[policy] for policy in ("random", ALONE, RATE)]
+    yield "Paired over seeds", ["qmix-hold-accuracy"], span(above[:2]), above[2].mean()
+    yield from trainings(ratio)
+
+
+def trainings(nine: DataFrame) -> Iterator[Source]:
+    """Several seeds of a training beside each other."""
+    five, three = read("mappo-hold"), read(HOLD)
+    taught, own = five.filter(like="mappo-hold-"), three.filter(like=f"{HOLD}-")
+    ends = [taught.min(axis=1), taught.max(axis=1)]
+    rows = [*ends, *(five[p] for p in (HOLD, BLOCK, CHOICE)), *(end / five[BLOCK] for end in ends)]
+    yield "| cell | five trainings |", ["mappo-hold"], np.transpose(rows)
+    best = own[f"{HOLD}-2"] / three[BLOCK]
+    start = "| cell | three trainings"
+    yield start, [HOLD], np.column_stack([own, three[[BLOCK, CHOICE]], best])
+    gain = more(taught.T, five[BLOCK]).T
+    ahead = more(1, taught.T / five[CHOICE]).T
+    found = [100 * nine["size-free"].mean(), span(more(nine["size-free"], nine[BLOCK]))]
+    found += [span(gain[:9]), span(gain[9:10]), span(ahead[:10])]
+    yield "**In short.**", ["size-free-nine", "mappo-hold"], found
+    below = span(-more(own.T, three[CHOICE]).T[:10])
+    yield "So: in the uniform", [HOLD], span(more(own.T, three[BLOCK]).T[:10]), below
+
+    seeds, rows = [f"seed-{number}" for number in range(5)], []
+    for (_, count), own in (
+        read("qmix-taught")
+        .query("speed_mps == 18.12")
+        .groupby(["mobility", "clusters"], sort=False)
+    ):
+        line = own.set_index("policy")
+        rate = [line["uploads"][RATE]] if RATE in line.index else [NONE][: int(count == 21)]
+        sent = [line["uploads"][seeds], line["uploads"][BLOCK], rate, line["uploads"][CHOICE]]
+        rows.append([*sent, span(line.loc[seeds, "ratio"])])
+    rows[:3] = [rows[1], rows[0], rows[2]]  # n_c 14, 21, 28
+    yield "| cell, 18.12 m/s | seeds 0 to 4 |", ["qmix-taught"], rows
+    keys = ["mobility", "speed_mps", "clusters", "policy"]
+    told = read("size-free-feedback").set_index(keys).sort_index()
+    order, rows = ["deadline-feedback", "size-free-feedback", "wrap-around-feedback"], []
+    places = [[("reflect", speed, count) for count in (14, 21, 28)] for speed in FAST_FIRST]
+    places += [[("waypoint", 18.12, 21)], [("ring", speed, 21) for speed in FAST_FIRST]]
+    for row in places:
+        rows += [told.loc[(*place, name), "uploads"] for name in order for place in row]
+        rows += [told.loc[(*place, order[1]), "ratio"] for place in row]
+    yield "| cell | m/s | deadline-feedback |", ["size-free-feedback"], rows
+
+
+def qmix_plus() -> Iterator[Source]:
+    sent = wide(read("qmix-plus"), ["cell", "speed_mps", "clusters"], "policy")
+    rows = [*(sent[p] for p in (BLOCK, PLAN, CHOICE, PLUS)), more(sent[PLUS], sent[BLOCK])]
+    start = "| cell | n_c | m/s | block-fading schedule |"
+    yield start, ["qmix-plus"], np.transpose([*rows, sent[RATE], sent[SHORTEST]])
+
+
+def findings() -> dict[str, Any]:
+    """What the front page and the page to cite have from the others."""
+    final, lost = read("results-accuracy"), read("results-ablation")
+    cells = wide(final, ["alpha", "clusters"], "policy", "accuracy")
+    ends = final.groupby(["alpha", "clusters", "policy"])["accuracy"].median().unstack().loc[0.5]
+    rise = [(cells[p].loc[50] - cells[p].loc[0.5]).mean() for p in ("random", ALONE, RATE)]
+    played, rungs = (
+        wide(read("ladder-policies"), "policy", "speed"),
+        wide(read("ladder"), "speed", "rung"),
+    )
+    old, none, now = (played.loc[f"{DEADLINE}{age}", 18.12] for age in ("@1", "@250", ""))
+    nine = wide(matching(read("size-free-nine"), cell="paper"), ["clusters", "speed_mps"], "policy")
+    three = read(HOLD).iloc[:10]
+    held = wide(read("qmix-hold-accuracy"), ["alpha", "n"], "policy", "acc")
+    rate = matching(final, policy=RATE, alpha=0.5)
+    return {
+        "qmix": [span(cells["qmix"] - cells["random"]), span(cells[RATE] - cells["qmix"])],
+        "short": span(ends["perfect"] - ends["qmix"]),
+        "clusters": gap(rate, {"clusters": 28}, {"clusters": 14}),
+        "alpha": span(rise),
+        "hidden": [gap(lost, {"hidden": "nothing"}, {"hidden": h}) for h in ("fading", "gradient")],
+        "tracks": span(read("results-bound")["all_runs"])[::-1],
+        "plan": span(more(played.loc[PLAN], played.loc[BLOCK])),
+        "own": (rungs["own fading"] - rungs["gains"]).max(),
+        "fresh": span(more(rungs["CSI fresh"], rungs["progress"])),
+        "old": 100 * (old - none) / (now - none),
+        "scratch": span(more(three.filter(like=f"{HOLD}-").T, three[BLOCK])),
+        "pupils": span(more(nine["size-free"], nine[BLOCK])),
+        "of plan": 100 * (nine["size-free"] / nine[CHOICE]).mean(),
+        "held": span([held[HOLD] - held[p] for p in ("random", ALONE)]),
+    }
+
+
+def readme() -> Iterator[Source]:
+    found, table = findings(), matching(read("levers-paper"), part="paper")
+    first = matching(read("results-readings"), reading="default")["uploads qmix"]
+    numbers = [first, *(found[key] for key in ("scratch", "pupils", "of plan"))]
+    yield "**1. Learning pays", ["results-readings", HOLD, "size-free-nine"], numbers
+    ends = table.set_index(["allocation", "codec", "server"])["accuracy"]
+    plain = [ends[a, "float32", "mean"] for a in ("random", "block", RATE, "wrap-around")]
+    numbers = [ends["random", "int8", "mean"], span(plain), ends["wrap-around", "int8", "mean"]]
+    yield "**2. Send fewer bits", ["levers-paper"], numbers, ends["perfect", "float32", "mean"]
+    numbers = [found[key] for key in ("plan", "fresh", "old")]
+    yield "**3. Mean gains", ["ladder", "ladder-policies"], numbers
+    keys = ("qmix", "short", "clusters", "alpha", "hidden", "tracks")
+    tables = ["results-accuracy", "results-ablation", "results-bound"]
+    yield "| the paper says |", tables, [found[key] for key in keys]
+    yield "*Readings:*", ["qmix-hold-accuracy"], found["held"]
+
+
+def packing_not_fading() -> Iterator[Source]:
+    found, played = findings(), wide(read("ladder-policies"), "policy", "speed")[SLOW_FIRST]
+    rows = played.loc[[BLOCK, RATE, PLAN, CHOICE, DEADLINE, "genie"]]
+    yield "| | knows |", ["ladder-policies"], rows.to_numpy()
+    numbers = [found[key] for key in ("plan", "own", "fresh", "old")]
+    yield "The plan delivers", ["ladder", "ladder-policies"], numbers
+    agents = matching(read("results-accuracy"), policy="qmix", alpha=0.5, clusters=21)
+    yield "With the paper's observation", ["results-accuracy"], agents["uploads"].mean()
+    nine = wide(matching(read("size-free-nine"), cell="paper"), "policy", "speed_mps")[FAST_FIRST]
+    rows = nine.loc[[BLOCK, HOLD, "mappo-hold", "size-free", CHOICE]]
+    yield "| | learned by |", ["size-free-nine"], rows.to_numpy()
+    numbers, cases = [found[key] for key in ("scratch", "of plan", "pupils")], read("surprise")
+    told, worse = (
+        matching(cases, cell="paper", case=case).set_index("policy")["uploads"]
+        for case in ("as announced", "2 dB worse")
+    )
+    fallen = [told[CHOICE], worse[CHOICE], told[HOLD], worse[HOLD], worse[BLOCK]]
+    yield "(Random and the paper's", [HOLD, "size-free-nine", "surprise"], numbers, fallen
+    lines = [("random",), ("block",), ("wrap-around",), ("block", "float32", "mifa")]
+    lines += [("random", "int8"), ("wrap-around", "int8"), ("perfect",)]
+    own = [matching(read("levers-paper"), **lever("paper", *names)) for names in lines]
+    fields = ["uploads", "accuracy", "error"]
+    yield "| who sends where |", ["levers-paper"], [line[fields].to_numpy() for line in own]
+    seeds, coded = read("levers-paper-seeds"), [("random", "int8"), ("wrap-around", "int8")]
+    first = gap(seeds, lever("paper", *coded[0]), lever("paper", "wrap-around"))
+    heavy = gap(seeds, lever("heavy", *coded[1]), lever("heavy", *coded[0]))
+    yield "Random allocation of 8-bit", ["levers-paper-seeds"], first, heavy
+    tables = ["results-accuracy", "qmix-hold-accuracy"]
+    yield "The paper's main claim", tables, found["qmix"], found["held"]
+    link = matching(read("real-link"), updates="float32", policy="packing - knowing", neighbours=0)
+    apart = link.set_index(["link", "antennas"])[["uploads", "error"]]
+    cases = [("shannon", 1), ("nr", 1), ("shannon", 4)]
+    yield "- **The link.**", ["real-link"], [apart.loc[case] for case in cases]
+
+
+def faq() -> Iterator[Source]:
+    taught, own = read("mappo-hold")[:9], read(HOLD)[:9]
+    gains = [more(t.filter(regex=r"hold-\d").T, t[BLOCK]).to_numpy() for t in (taught, own)]
+    yield "The agents that come as `qmix`", ["mappo-hold", HOLD], span(np.concatenate(gains))
+
+
+SOURCES: dict[str, Callable[[], Iterator[Source]]] = {
+    "README.md": readme,
+    "docs/faq.md": faq,
+    "docs/explanation/packing-not-fading.md": packing_not_fading,
+    "docs/results/claims.md": claims,
+    "docs/results/ladder.md": ladder,
+    "docs/results/levers.md": levers,
+    "docs/results/qmix-hold.md": qmix_hold,
+    "docs/results/qmix-plus.md": qmix_plus,
+    "docs/results/readings.md": readings,
+    "docs/results/real-link.md": real_link,
+}
