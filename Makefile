@@ -3,7 +3,7 @@
 # make test       everything CI checks
 # make coverage   the same, with the lines no test runs
 # make docs       the documentation site, into site/
-# make pictures   draws the pictures of the results pages again from the tables in docs/data
+# make pictures   draws the pictures of the docs again from the tables in docs/data
 # make numbers    works the numbers of the pages out of these tables again, into docs/data/results.json
 # make tutorials  runs the notebooks of docs/tutorials and keeps what they show
 # make kill, fuzz, soak   the long tests of docs/explanation/reliability.md

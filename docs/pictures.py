@@ -1,9 +1,10 @@
-"""Draw the pictures of the results pages again, from the tables in docs/data: `make pictures`.
+"""Draw the pictures of the docs again, from the tables in docs/data: `make pictures`.
 
-The tables are copied from what `fedfade reproduce`, `ladder` and `levers` left; the pictures are
-drawn by the functions with which these commands draw theirs.
+The tables are copied from what commands left, each named on the page that shows the picture; the
+pictures are drawn by the functions with which these commands draw theirs.
 """
 
+import io
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -11,23 +12,35 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 from pandas import DataFrame
+from PIL import Image
 from torch import Tensor
 
 from fedfade.agents import load_shipped_policy, shipped_policies
+from fedfade.agents.curve import curve_figure
+from fedfade.agents.trainer import Report
 from fedfade.allocation import PERFECT, load_policy, play_round
+from fedfade.bench import growth
 from fedfade.config import load_config
-from fedfade.experiments import Uplink
+from fedfade.experiments import Row, Uplink
+from fedfade.experiments.figures import accuracy_figure
+from fedfade.experiments.metrics import bound_row
+from fedfade.experiments.sweep_figures import read_sweep, sweep_figure, swept_panels
 from fedfade.learning import payload_bits
-from fedfade.storage import save_figure
+from fedfade.learning.estimation import BoundRow
+from fedfade.learning.plots import bound_terms, class_distribution, learning_curves
+from fedfade.storage import writing
 from fedfade.studies.frames import matching, means, read_frame
 from fedfade.studies.ladder import page as ladder_page
 from fedfade.studies.ladder.rungs import Agents, make_ladder
 from fedfade.studies.levers import page as levers_page
 from fedfade.studies.levers.plan import load_levers
 from fedfade.studies.paper import charts, regimes
+from fedfade.style import panels, shade
+from fedfade.uplink.figures import link_figure, scenarios
 
 DOCS = Path(__file__).parent
 
@@ -76,13 +89,13 @@ def maps() -> Figure:
     )
 
 
-def turns(preset: str, seed: int, *names: str) -> Figure:
+def turns(preset: str, seed: int, *names: str) -> Any:
     """The first round of a seed under policies, a client's number in its turns. Where a policy hops
     over all sub-bands in step, they are logical."""
     config = load_config(preset, [f"run.seed={seed}", "run.seeds=1", "run.rounds=100"])
     uplink = Uplink(config, payload_bits(config.learning), torch.device("cpu"))
     scenario, problem = uplink.scenario, uplink.rounds([0])
-    figure, grid = charts.panels(10, 2.7 * len(names), len(names), 1, sharex=True)
+    figure, grid = panels(10, 2.7 * len(names), len(names), 1, sharex=True)
     for axes, name in zip(grid.flat, names, strict=True):
         learned = name in shipped_policies()
         policy = load_shipped_policy(name, config) if learned else load_policy(name)
@@ -111,7 +124,7 @@ def _stretches(axes: Any, sends: Tensor, client: int, lane: int) -> None:
     edges = torch.diff(sends.int(), prepend=torch.zeros(1), append=torch.zeros(1))
     starts, ends = (edges == 1).nonzero().flatten(), (edges == -1).nonzero().flatten()
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-        axes.barh(lane, end - start, left=start, height=0.8, color=f"C{client}", ec="white")
+        axes.barh(lane, end - start, left=start, height=0.8, color=shade(client), ec="white")
         if end - start > 6:
             place = ((start + end) / 2, lane)
             axes.annotate(str(client), place, ha="center", va="center", color="white", size=13)
@@ -130,7 +143,7 @@ def who_packs() -> Figure:
         "mappo-hold": "taught at first",
     }
     about |= {"size-free": "pupils of the plan", "wrap-around-choice": "the plan"}
-    figure, grid = charts.panels(9, 3.2, 1, 1)
+    figure, grid = panels(9, 3.2, 1, 1)
     axes = grid.flat[0]
     colours = ["C0" if name in {"qmix", *shipped_policies()} else "0.6" for name in names]
     shown = [f"{name} ({about[name]})" if name in about else name for name in names]
@@ -143,6 +156,58 @@ def who_packs() -> Figure:
 
 def at_the_centre(table: DataFrame) -> DataFrame:
     return matching(table, alpha=0.5, clusters=21)
+
+
+def ablation() -> Figure:
+    """Of the trainings with something hidden only means over their seeds were kept."""
+    figure = charts.ablation(read("results-ablation-reward"), read("results-ablation"))
+    figure.axes[0].set_title("Training: means over five seeds", loc="left", fontsize=10)
+    return figure
+
+
+def terms() -> Figure:
+    table = read("results-bound-terms")
+    return charts.bound_terms(dict([*table.groupby("policy", sort=False)]))
+
+
+def bound() -> Figure:
+    rows = [BoundRow(**row) for row in read("bound").to_dict("records")]
+    return bound_terms(rows, "digits: 5 random of 10 clients deliver")
+
+
+def classes() -> Figure:
+    """Class counts of ten clients for three values of alpha."""
+    table = read("classes")
+    names = [*table.columns.drop(["alpha", "client"])]
+    counts = {alpha: own[names].to_numpy(int) for alpha, own in table.groupby("alpha", sort=False)}
+    return class_distribution(counts, names, "cifar10, 10 clients, dirichlet, seed 0")
+
+
+def perfect() -> Figure:
+    wide = read("perfect").pivot(index="round", columns="seed", values="accuracy")
+    return learning_curves([*wide.index + 1], wide.to_numpy(), "cifar10, FedAvg, paper")
+
+
+def training(name: str, clients: int, title: str) -> Figure:
+    """The seeds of a training, each a list of what its batches came to."""
+    table = read(name).assign(q=np.nan, accuracy=np.nan)
+    seeds = table[[*Report._fields]].groupby(table["seed"])
+    return curve_figure(
+        [[Report(*row) for row in own.to_numpy()] for _, own in seeds], clients, title
+    )
+
+
+def rows(name: str) -> list[Row]:
+    """The rounds of a comparison, of which only what is drawn was kept."""
+    known, drawn = ["seed", "policy", "round", "delivered"], ["accuracy", "seconds"]
+    table = read(name).astype({"seed": int, "round": int})
+    return [bound_row(*row[known])._replace(**row[drawn]) for _, row in table.iterrows()]
+
+
+def sweep() -> Figure:
+    fields, done = read_sweep(DOCS / "data")
+    field = "learning.payload_bits"
+    return sweep_figure([p for p in swept_panels(fields, done) if p.field == field], "uploads")
 
 
 PICTURES: dict[str, Callable[[], Figure]] = {
@@ -162,8 +227,47 @@ PICTURES: dict[str, Callable[[], Figure]] = {
         read("results-reward"), 10, "QMIX, alpha 0.5, 21 clusters"
     ),
     "results-readings": lambda: charts.readings(read("results-readings"), 10),
+    "results-ablation": ablation,
+    "results-bound": lambda: charts.second_term(at_the_centre(read("results-accuracy"))),
+    "results-bound-terms": terms,
+    "growth": lambda: growth.draw(read("growth"), "one H200, recorded, not compiled, tf32"),
+    "bound": bound,
+    "classes": classes,
+    "link": lambda: link_figure(scenarios(load_config("paper-nr"))),
+    "perfect": perfect,
+    "small-cell": partial(training, "small-cell-curves", 4, "QMIX on small-cell"),
+    "mappo-hold-curve": partial(training, "mappo-hold-curves", 10, "MAPPO on mappo-hold"),
+    "sweep": sweep,
+    "accuracy-seconds": lambda: accuracy_figure(rows("accuracy-seconds"), "seconds"),
 }
+
+COMMANDS = {
+    "demo-accuracy.png": "fedfade compare quickstart --out runs/first",
+    "urban-5g.png": "fedfade compare urban-5g --seeds 5 --rounds 15",
+    "demo-round.png": "fedfade replay runs/readme --policy wrap-around-choice --round 7",
+    "round.gif": "fedfade replay runs/readme --policy random --policy wrap-around-choice --round 7",
+    "report.png": "fedfade compare quickstart --out runs/demo",
+    "player.png": "fedfade compare quickstart --out runs/demo",
+}
+"""Pictures that come from a command itself, or show what it opens in a browser."""
+
+
+def save(figure: Figure, path: Path) -> None:
+    """In its 256 most common colours, which take a third of the space: lines keep their own, and
+    the blends at their edges take the nearest."""
+    figure.savefig(drawn := io.BytesIO(), dpi=150)
+    pixels = np.asarray(Image.open(drawn).convert("RGB")).astype(int)
+    codes = pixels @ (1 << 16, 1 << 8, 1)  # [row, column]
+    found, which, counts = np.unique(codes, return_inverse=True, return_counts=True)
+    colours = np.stack([found >> 16, found >> 8 & 255, found & 255], axis=1)
+    common = colours[counts.argsort()[::-1][:256]]
+    nearest = np.array([((common - colour) ** 2).sum(1).argmin() for colour in colours])
+    few = Image.fromarray(nearest[which].reshape(codes.shape).astype(np.uint8))
+    few.putpalette(common.astype(np.uint8).tobytes())
+    with writing(path) as temporary:
+        few.save(temporary, format="png", optimize=True)
+
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or PICTURES:
-        save_figure(PICTURES[name](), DOCS / "images" / f"{name}.png")
+        save(PICTURES[name](), DOCS / "images" / f"{name}.png")

@@ -10,16 +10,14 @@ import argparse
 import sys
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from fedfade.agents import load_policy_checkpoint, train
-from fedfade.agents.curve import smoothed
 from fedfade.agents.run import saved_curve
 from fedfade.allocation import Policy, load_policy, play_round
 from fedfade.config import Config, load_config
 from fedfade.errors import UserError
-from fedfade.storage import writing
+from fedfade.storage import save_figure
 from fedfade.uplink import Rounds, gradient_source
 
 UNSEEN = 1_000_000  # added to the seed: fading and gradients that were not trained on
@@ -57,26 +55,14 @@ def main() -> None:
         counts = [uploads(policy, config, UNSEEN + seed) for policy in policies]
         print(f"{seed:4d}", *(f"{count:6.2f}" for count in counts), sep="  ", flush=True)  # noqa: T201
         curves.append(saved_curve(folder))
-    draw(curves, arguments.first, arguments.out / "curves.png")
+    draw(curves, arguments.out / "curves.png")
 
 
-def draw(curves: list, first: int, path: Path) -> None:
-    """Uploads per round while training, a line a seed."""
-    from matplotlib.figure import Figure
+def draw(curves: list, path: Path) -> None:
+    """The trainings in one picture, that of `fedfade train`."""
+    from fedfade.agents.curve import curve_figure
 
-    figure = Figure(figsize=(7, 3.6), layout="constrained")
-    axes = figure.subplots()
-    for seed, curve in enumerate(curves, first):
-        table = np.array(curve)
-        axes.plot(table[:, 0], smoothed(table[:, 2]), label=f"seed {seed}", linewidth=1.3)
-    table = np.array(curves[0])
-    axes.plot(table[:, 0], table[:, 5] * 4, "--", color="0.5", linewidth=1, label="4 ε")
-    axes.set(xlabel="training episodes", ylabel="uploads per round, of 4", ylim=(0, 4.1))
-    axes.legend(frameon=False, fontsize=8)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    with writing(path) as temporary:
-        figure.savefig(temporary, dpi=110)
+    save_figure(curve_figure(curves, 4, "QMIX on small-cell"), path)
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ def test_pictures_of_a_table_by_hand(tmp_path: Path) -> None:
     figure = sweep_figure([first, second], "accuracy")
     left = figure.axes[0]
     assert left.containers[0].lines[0].get_ydata() == pytest.approx([69.0, 83.0])
-    assert left.get_ylabel() == "acc. %"
+    assert left.get_ylabel() == "final accuracy in %"
     chart = sweep_parts(tmp_path)[0].data
     assert chart["x"][0]["values"] == [14.0, 28.0]
     assert chart["y"][0]["values"][0] == [pytest.approx([64, 78]), pytest.approx([74, 88])]

@@ -22,7 +22,7 @@ from tests.conftest import QUICK_IN_THEM, SLOW_FOLDERS, SLOW_TESTS
 ROOT = Path(fedfade.__file__).parent
 
 GROUND = {"config", "device", "errors", "graphs", "interrupts", "randomness", "seams", "shown"}
-GROUND |= {"pages", "storage", "wording"}
+GROUND |= {"pages", "storage", "style", "wording"}
 """Modules open to all, which know nothing of the rooms."""
 
 ALLOWED: dict[str, set[str]] = {

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from fedfade.agents.trainer import Report
 from fedfade.shown import drawn
+from fedfade.style import panels, shade
 
 
 def curve_figure(curves: Sequence[Sequence[Report]], clients: int, title: str = "") -> Figure:
@@ -15,26 +16,25 @@ def curve_figure(curves: Sequence[Sequence[Report]], clients: int, title: str = 
 
     One seed raw and smoothed; several smoothed, with their median, as far as all have come.
     """
-    figure = Figure(figsize=(8, 7), layout="constrained")
     length = min(len(curve) for curve in curves)
     table = np.array([curve[:length] for curve in curves], dtype=float)  # [seed, batch, figure]
     table = table.reshape(len(curves), -1, len(Report._fields))
     episodes = table[0, :, 0]
-    panels = (
-        ("reward of an episode", 1, "#2471a3"),
-        (f"uploads a round, of {clients}", 2, "#1e8449"),
-        ("squared error of values", 3, "#c0392b"),
+    figure: Figure
+    figure, grid = panels(8, 7, 3, 1, sharex=True)
+    axes = grid.flat
+    shown = (
+        ("reward of an episode", 1, shade(0)),
+        (f"uploads a round, of {clients}", 2, shade(2)),
+        ("squared error of values", 3, shade(1)),
     )
-    axes = figure.subplots(len(panels), 1, sharex=True)
-    for axis, (label, field, colour) in zip(axes, panels, strict=True):
+    for axis, (label, field, colour) in zip(axes, shown, strict=True):
         raw = table[:, :, field]
         smooth = np.array([smoothed(values) for values in raw])
         thin, thick = (raw, smooth[0]) if len(curves) == 1 else (smooth, np.median(smooth, 0))
         axis.plot(episodes, thin.T, color=colour, alpha=0.35, linewidth=0.8)
         axis.plot(episodes, thick, color=colour, linewidth=1.8)
         axis.set_ylabel(label)
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
     if np.nanmin(table[:, :, 3], initial=np.inf) > 0:
         axes[2].set_yscale("log")
     axes[1].set_ylim(0, None)
@@ -46,7 +46,7 @@ def curve_figure(curves: Sequence[Sequence[Report]], clients: int, title: str = 
         exploring.spines[["top"]].set_visible(False)
     if len(curves) > 1:
         title = f"{title or 'training'}: median of {len(curves)} seeds, thin: each"
-    axes[0].set_title(drawn(title or "training"))
+    axes[0].set_title(drawn(title or "training"), loc="left")
     axes[-1].set_xlabel("training episodes")
     return figure
 

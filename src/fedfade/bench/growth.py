@@ -19,7 +19,8 @@ from fedfade.bench.timing import Figures, without_compiling
 from fedfade.config import Config, Precision, load_config
 from fedfade.learning import Federation
 from fedfade.radio import Cell, Channel
-from fedfade.storage import make_folder, write_text, writing
+from fedfade.storage import make_folder, save_figure, write_text
+from fedfade.style import headline, legend_below, panels, shade
 
 Axes = Mapping[str, tuple[int, ...]]
 
@@ -126,29 +127,26 @@ def measure(
     if out is not None:
         write_text(out / "growth.csv", found.to_csv(index=False, float_format="%.6g"))
         how = stage.size("recorded on CUDA", "small sizes, CPU time")
-        with writing(out / "growth.png") as temporary:
-            draw(found, f"{how}, {precision}").savefig(temporary, dpi=150, format="png")
+        save_figure(draw(found, f"{how}, {precision}"), out / "growth.png")
     points = [[*where, float(f"{ms:.4g}")] for *where, ms in found.itertuples(index=False)]
     return {"points": points, "failed": faults} | stage.about()
 
 
 def draw(costs: pd.DataFrame, title: str) -> Any:
     """A panel for each axis: cost against size, both relative to the paper's."""
-    from matplotlib.figure import Figure
     from matplotlib.ticker import NullLocator, StrMethodFormatter
 
     at_paper = costs[costs["size"] == costs["axis"].map(PAPER)]
     ms = at_paper.groupby("work", sort=False)["ms"].last()
     costs = costs[costs["work"].isin(ms.index)]
     axes = list(costs["axis"].unique()) or ["clients"]
-    figure = Figure(figsize=(3.0 * len(axes), 3.9), layout="constrained")
-    panels = figure.subplots(1, len(axes), sharey=True, squeeze=False)[0]
-    for panel, axis in zip(panels, axes, strict=True):
+    figure, (row,) = panels(3.0 * len(axes), 4.2, 1, len(axes), sharey=True)
+    for panel, axis in zip(row, axes, strict=True):
         lines = costs[costs["axis"] == axis].pivot(index="size", columns="work", values="ms")
         for place, work in enumerate(ms.index):  # empty where the size does not enter the work
             share = lines[work] / ms[work] if work in lines else pd.Series(dtype=float)
             label = f"{work}: {ms[work]:.3g} ms"
-            panel.plot(share.index, share, "o-", color=f"C{place}", ms=4, label=label)
+            panel.plot(share.index, share, "o-", color=shade(place), ms=4, label=label)
         sizes = sorted({*lines.index, PAPER[axis]})
         straight = [size / PAPER[axis] for size in sizes]
         panel.plot(sizes, straight, ":", color="grey", lw=1.2, label="in proportion")
@@ -157,10 +155,7 @@ def draw(costs: pd.DataFrame, title: str) -> Any:
         panel.xaxis.set_minor_locator(NullLocator())
         panel.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        panel.grid(alpha=0.3)
-        panel.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel("time / time at the paper's size")
-    named = panels[0].get_legend_handles_labels()
-    figure.legend(*named, loc="outside lower center", ncols=3, frameon=False)
-    figure.suptitle(title, fontsize=11)
+    row[0].set_ylabel("time / time at the paper's size")
+    legend_below(figure, row[0], 3)
+    headline(figure, f"Time against size; dotted: growth in proportion ({title})")
     return figure

@@ -74,7 +74,7 @@ def show(
         [*(str(len(recording.gain)) for recording in recordings), ""],
         [*(gain_statistics(recording.gain) for recording in recordings), RAYLEIGH],
     )
-    save_figure(channel_figure(recordings, drop), out, dpi=110)
+    save_figure(channel_figure(recordings, drop), out)
     options.echo(f"picture: {out}")
 
 
@@ -122,7 +122,7 @@ def link(
     for level, row in zip(snr_db.tolist(), columns.tolist(), strict=True):
         table.add_row(f"{level:.0f}", *(f"{value:.2f}" for value in row))
     options.PlainConsole().print(table)
-    save_figure(link_figure(links), out, dpi=110)
+    save_figure(link_figure(links), out)
     options.echo(f"picture: {out}")
 
 

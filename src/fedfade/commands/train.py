@@ -134,7 +134,7 @@ def _default_folder(preset: str, config: Config, seeds: int) -> Path:
 def _draw(curves: Sequence[Sequence[Any]], path: Path, clients: int, title: str) -> None:
     from fedfade.agents.curve import curve_figure
 
-    save_figure(curve_figure(curves, clients, title), path, dpi=120)
+    save_figure(curve_figure(curves, clients, title), path)
 
 
 def export(

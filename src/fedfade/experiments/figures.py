@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from fedfade.allocation import GENIE, PERFECT
 from fedfade.experiments.metrics import SPENT, Row, as_text, policies_of, series, served, summarise
 from fedfade.shown import drawn
+from fedfade.style import blank, tidy
 from fedfade.wording import counted
 
 # One colour per policy everywhere, after Paul Tol's schemes, which most colour-blind people can
@@ -47,17 +48,6 @@ def colour(policy: str, order: Sequence[str]) -> str:
     return _SPARE[others.index(policy) % len(_SPARE)]
 
 
-def blank(width: float, height: float) -> Figure:
-    """An empty figure, sizes in inches."""
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def tidy(axes: Any) -> None:
-    """Two spines and a light grid."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", alpha=0.25)
-
-
 def of_seeds(count: int, kind: str = "seed") -> str:
     """What is shown of so many.
 
@@ -72,7 +62,7 @@ def accuracy_figure(rows: Sequence[Row], against: str = "round") -> Figure:
 
     Against rounds, or against what they have cost up to each, the mean over seeds.
     """
-    figure = blank(8, 4.6)
+    figure: Figure = blank(8, 4.6)
     axes = figure.subplots()
     order = [p for p in policies_of(rows) if p != GENIE]
     for policy in order:
@@ -102,7 +92,7 @@ def accuracy_figure(rows: Sequence[Row], against: str = "round") -> Figure:
 
 def _lanes(order: Sequence[str], height: float, title: str) -> tuple[Figure, Any]:
     """A figure with a horizontal lane per policy, `height` inches each."""
-    figure = blank(8, height * max(1, len(order)) + 1.4)
+    figure: Figure = blank(8, height * max(1, len(order)) + 1.4)
     axes = figure.subplots()
     axes.set_yticks(range(len(order)), [f"{p} (bound)" if p == GENIE else drawn(p) for p in order])
     axes.invert_yaxis()
@@ -142,7 +132,8 @@ def share_map(shares: Mapping[str, NDArray[np.float64]]) -> Figure:
     """Shares of rounds served, a row per policy, clients by rank."""
     order, percent = list(shares), 100 * np.array(list(shares.values()))
     clients = percent.shape[1]
-    figure = blank(min(max(6.0, 0.45 * clients + 3.2), _WIDEST), 0.5 * len(order) + 1.7)
+    width, height = min(max(6.0, 0.45 * clients + 3.2), _WIDEST), 0.5 * len(order) + 1.7
+    figure: Figure = blank(width, height)
     axes = figure.subplots()
     image = axes.imshow(percent, cmap="YlGnBu", vmin=0, vmax=100, aspect="auto")
     few = clients <= 15  # room for a number in every cell

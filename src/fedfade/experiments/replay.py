@@ -17,21 +17,11 @@ from fedfade.experiments.run_folder import RESULTS, check_inputs, check_unchange
 from fedfade.experiments.uploads import Uplink, ages_after
 from fedfade.pages import PagePart
 from fedfade.radio import Cell
+from fedfade.style import shade
 from fedfade.uplink import Scenario, mean_snr
 
 _FADING_DB = (-20.0, 8.0)
 """The range of small-scale gains that a page tells apart."""
-
-
-_COLOURS = (
-    *("#4477aa", "#ee6677", "#228833", "#bb9922", "#3399bb", "#aa3377", "#996633", "#ee7733"),
-    *("#332288", "#777777"),
-)
-
-
-def client_colour(client: int) -> str:
-    """Ten colours, in turn: of many clients it is the number that tells them apart."""
-    return _COLOURS[client % len(_COLOURS)]
 
 
 class ReplayedRound(NamedTuple):
@@ -126,7 +116,7 @@ def _data(replay: ReplayedRound) -> dict[str, Any]:
         "slots": scenario.slots,
         "slot_ms": 1000 * scenario.slot_s,
         "levels": levels,  # dBm; None is silence
-        "colours": [client_colour(client) for client in range(scenario.clients)],
+        "colours": [shade(client) for client in range(scenario.clients)],
         "snr": [round(one, 1) for one in replay.snr_db],
         "place": replay.position.round().int().tolist(),
         "side": replay.config.cell.side_m,

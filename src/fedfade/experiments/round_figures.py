@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedfade.experiments.figures import blank, tidy
-from fedfade.experiments.replay import ReplayedRound, client_colour, round_part, shares_left
+from fedfade.experiments.replay import ReplayedRound, round_part, shares_left
 from fedfade.pages import page_html, png_source
 from fedfade.shown import drawn
 from fedfade.storage import save_figure, write_text, writing
+from fedfade.style import blank, shade, tidy
 from fedfade.wording import counted
 
 _FRAMES, _FRAME_MS, _END_MS = 50, 100, 2500
@@ -27,7 +27,7 @@ def round_figure(replay: ReplayedRound, in_motion: bool = False) -> Figure:
     scenario, columns, power_w = replay.scenario, len(replay.plays), replay.scenario.power_w.cpu()
     heights = [max(1.2, 0.5 * scenario.bands), 2.2] + [3.0] * in_motion
     width, height = 11 if columns == 1 else 7.5 * columns, 2.4 + 1.08 * sum(heights[:2])
-    figure = blank(width, height + 2.6 * in_motion)
+    figure: Figure = blank(width, height + 2.6 * in_motion)
     panels: Any = figure.subplots(len(heights), columns, squeeze=False, height_ratios=heights)
     for (name, play), (lanes, progress, *cell) in zip(replay.plays.items(), panels.T, strict=True):
         power = power_w[play.level.cpu()].numpy()  # [slot, client]
@@ -91,7 +91,7 @@ def save_motion(replay: ReplayedRound, path: Path) -> None:
             _once(progress.text(0, 1.03, count, transform=progress.transAxes, weight="bold"))
             for client in np.flatnonzero(done).tolist():
                 x, y = replay.position[client].tolist()
-                _once(axes.scatter(x, y, s=210, c=client_colour(client)))
+                _once(axes.scatter(x, y, s=210, c=shade(client)))
                 _once(axes.text(x, y, str(client), **_NUMBER, color="white"))
         frames.append(np.array(canvas.buffer_rgba())[..., :3])
     _save_gif(frames, path)
@@ -108,7 +108,7 @@ def _save_gif(frames: Sequence[np.ndarray], path: Path) -> None:
     last, in which the clients' colours have more weight than the few dots of them."""
     from PIL import Image
 
-    pure = [list(bytes.fromhex(client_colour(client)[1:])) for client in range(10)]
+    pure = [list(bytes.fromhex(shade(client)[1:])) for client in range(10)]
     bars = np.repeat(np.array(pure, np.uint8), 40, 0)[:, None].repeat(frames[0].shape[1], 1)
     both = Image.fromarray(np.concatenate([frames[0], frames[-1], bars]))
     palette, plain = both.quantize(255), Image.Dither.NONE
@@ -127,7 +127,7 @@ def _draw_cell(axes: Any, replay: ReplayedRound) -> None:
     axes.plot(corners.real, corners.imag, color="#999999", lw=1)
     axes.plot(0, 0, "^", color="#222222", ms=10)
     for client, (x, y) in enumerate(replay.position.tolist()):
-        axes.scatter(x, y, s=210, fc="white", ec=client_colour(client), lw=1.6)
+        axes.scatter(x, y, s=210, fc="white", ec=shade(client), lw=1.6)
         axes.text(x, y, str(client), **_NUMBER)
     axes.set_aspect("equal")
     axes.axis("off")
@@ -143,7 +143,7 @@ def _draw_lanes(
         alone = sending & (crowd == 1)[:, None]
         rank = np.searchsorted(levels, power) / max(1, len(levels) - 1)
         bars = [
-            (alone[:, client], 0.25 + 0.6 * rank[:, client], {"color": client_colour(client)})
+            (alone[:, client], 0.25 + 0.6 * rank[:, client], {"color": shade(client)})
             for client in range(band.shape[1])
         ]
         grey = {"fc": "#bbbbbb", "ec": "#777777", "hatch": "xxxx"}
@@ -163,11 +163,11 @@ def _draw_progress(axes: Any, left: np.ndarray, snr_db: Sequence[float]) -> None
     """What each client has left to send: `left` is [slot, client], 1 = everything."""
     slots, clients = left.shape
     for client in range(clients):
-        delivered, shade = left[-1, client] <= 0, client_colour(client)
+        delivered, colour = left[-1, client] <= 0, shade(client)
         curve, label = 100 * np.append(1.0, left[:, client]), f"{client} ({snr_db[client]:.0f} dB)"
-        axes.plot(range(slots + 1), curve, "-" if delivered else ":", color=shade, label=label)
+        axes.plot(range(slots + 1), curve, "-" if delivered else ":", color=colour, label=label)
         if delivered:
             end = int(np.argmax(left[:, client] <= 0)) + 1
-            axes.plot(end, 0, "o", color=shade, clip_on=False, zorder=4)
+            axes.plot(end, 0, "o", color=colour, clip_on=False, zorder=4)
     axes.set(ylabel="left to send in %", xlim=(0, slots), ylim=(0, 102))
     tidy(axes)

@@ -16,11 +16,12 @@ import pandas as pd
 
 from fedfade.allocation import PERFECT
 from fedfade.errors import UserError
-from fedfade.experiments.figures import blank, colour, tidy
+from fedfade.experiments.figures import colour
 from fedfade.experiments.metrics import Numbers, column
 from fedfade.pages import PagePart
 from fedfade.shown import drawn, from_cell
 from fedfade.storage import read_bytes, save_figure
+from fedfade.style import blank, headline, label, tidy
 from fedfade.wording import counted
 
 _MAX_BYTES = 2**28
@@ -153,19 +154,18 @@ def sweep_figure(panels: Sequence[SweptPanel], metric: str) -> Any:
             shade = colour(policy, order)
             axes.errorbar(places, line, bars, label=drawn(policy), color=shade, capsize=2, **style)
         if panel.places is None or len(places) <= 8:
-            axes.set_xticks(places, [drawn(label) for label in panel.labels])
-        axes.set_xlabel(drawn(panel.field))
-        axes.set_title(drawn(panel.others), loc="left", fontsize=10)
+            axes.set_xticks(places, [drawn(value) for value in panel.labels])
+        label(axes, drawn(panel.others), drawn(panel.field))
         tidy(axes)
     for axes in grid[len(panels) :]:
         axes.set_visible(False)
     for axes in grid[::columns]:
-        axes.set_ylabel(shown.heading)
+        axes.set_ylabel(shown.label.lower() + (" in %" if shown.unit == "%" else ""))
     noise = f"mean over {counted(seeds, 'seed')}, bars: standard error" if seeds > 1 else "one seed"
     title = f"{shown.label} against {drawn(panels[0].field)}, {noise}"
-    figure.suptitle(title, x=0.01, ha="left")
-    handles, names = grid[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside right upper", frameon=False, fontsize=9)
+    headline(figure, title)
+    named = grid[0].get_legend_handles_labels()
+    figure.legend(*named, loc="outside right center", frameon=False, fontsize=10)
     return figure
 
 

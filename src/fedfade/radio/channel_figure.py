@@ -12,15 +12,16 @@ from fedfade.radio.microcell import LIGHT_MPS, path_loss_db
 from fedfade.radio.recording import Recording
 from fedfade.radio.statistics import gain_statistics
 from fedfade.shown import drawn
+from fedfade.style import blank, label, shade, tidy
 
-_FILES = ("#2471a3", "#c0392b")
-_BANDS = ("#1b4f72", "#e67e22", "#17a589", "#c0392b", "#8e44ad", "#7f8c8d")
+_FILES = (shade(0), shade(1))
+_BANDS = tuple(shade(band) for band in range(10))
 _MAX_LAG, _SHOWN_SLOTS = 30, 120
 
 
 def channel_figure(recordings: Sequence[Recording], drop: int = 0) -> Figure:
     """Gain over time, correlations, distribution and the cell, for one or two recordings."""
-    figure = Figure(figsize=(13, 11), layout="constrained")
+    figure: Figure = blank(13, 11)
     rows: Any = figure.subfigures(3, 1, height_ratios=[1.0, 1.0, 1.15])
     time = rows[0].subplots(1, len(recordings), sharey=True, squeeze=False)[0]
     for axes, recording in zip(time, recordings, strict=True):
@@ -33,8 +34,7 @@ def channel_figure(recordings: Sequence[Recording], drop: int = 0) -> Figure:
     _maps(rows[2], maps, recordings)
     _gain_over_distance(distance, recordings)
     for axes in (*time, slots, bands, levels, distance):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
+        tidy(axes)
     return figure
 
 
@@ -44,10 +44,10 @@ def _gain_over_time(axes: Any, recording: Recording, drop: int) -> None:
     axes.set_prop_cycle(color=_BANDS)
     lines = axes.plot(ms[:-1], _db(gain), linewidth=1.1)
     axes.axhline(0, color="0.4", linewidth=0.8, linestyle=":")
-    axes.set(title=f"{drawn(recording.name)}: drop {drop}", xlabel="time (ms)", ylabel="gain (dB)")
+    label(axes, f"{drawn(recording.name)}: drop {drop}", "time in ms", "gain in dB")
     axes.set(xlim=(0, ms[-1]), ylim=(-32, 10))
     labels = [f"sub-band {band}" for band in range(gain.shape[1])]
-    axes.legend(lines, labels, ncols=4, loc="lower center", framealpha=0.9, fontsize="small")
+    axes.legend(lines, labels, ncols=4, loc="lower center", frameon=False, fontsize=9)
 
 
 def _slot_correlation(axes: Any, recordings: Sequence[Recording]) -> None:
@@ -64,9 +64,9 @@ def _slot_correlation(axes: Any, recordings: Sequence[Recording]) -> None:
         ms = np.linspace(0, longest_ms, 600)
         clarke = j0(2 * np.pi * speed * carrier / LIGHT_MPS * ms / 1e3) ** 2
         axes.plot(ms, clarke, color="0.55", linewidth=1, linestyle="--", label="Clarke, $J_0^2$")
-    axes.set(title="correlation between slots", xlabel="lag (ms)", ylabel="correlation of power")
+    label(axes, "Correlation between slots", "lag in ms", "correlation of power")
     axes.set(xlim=(0, longest_ms), ylim=(-0.05, 1.02))
-    axes.legend(frameon=False, fontsize="small")
+    axes.legend(frameon=False, fontsize=9)
 
 
 def _band_correlation(axes: Any, recordings: Sequence[Recording]) -> None:
@@ -76,11 +76,11 @@ def _band_correlation(axes: Any, recordings: Sequence[Recording]) -> None:
         values = [1.0, *found.values()]
         steps = np.arange(len(values)) + (i - (len(recordings) - 1) / 2) * width
         bars = axes.bar(steps, values, width * 0.92, color=colour, label=drawn(recording.name))
-        axes.bar_label(bars, [f"{v:.2f}" for v in values], fontsize="small", padding=2)
+        axes.bar_label(bars, [f"{v:.2f}" for v in values], fontsize=9, padding=2)
         most = max(most, len(found))
-    axes.set(title="correlation between sub-bands", xlabel="sub-bands apart")
+    label(axes, "Correlation between sub-bands", "sub-bands apart")
     axes.set(xticks=range(most + 1), ylim=(0, 1.15))
-    axes.legend(frameon=False, fontsize="small")
+    axes.legend(frameon=False, fontsize=9)
 
 
 def _distribution(axes: Any, recordings: Sequence[Recording]) -> None:
@@ -92,9 +92,9 @@ def _distribution(axes: Any, recordings: Sequence[Recording]) -> None:
         axes.semilogy(levels, below, color=colour, linewidth=1.8, label=drawn(recording.name))
     rayleigh = -np.expm1(-(10.0 ** (levels / 10)))
     axes.semilogy(levels, rayleigh, color="0.2", linewidth=1, linestyle="--", label="Rayleigh")
-    axes.set(title="distribution", xlabel="gain (dB)", ylabel="share of gains below")
+    label(axes, "Distribution", "gain in dB", "share of gains below")
     axes.set(xlim=(-30, 12), ylim=(1e-3, 1.3))
-    axes.legend(frameon=False, fontsize="small", loc="lower right")
+    axes.legend(frameon=False, fontsize=9, loc="lower right")
 
 
 def _maps(figure: Any, panels: Sequence[Any], recordings: Sequence[Recording]) -> None:
@@ -103,26 +103,25 @@ def _maps(figure: Any, panels: Sequence[Any], recordings: Sequence[Recording]) -
     low, high = np.percentile(np.concatenate(known), [2, 98]) if known else (-1.0, 1.0)
     shown = None
     for axes, recording in zip(panels, recordings, strict=True):
-        axes.set_title(f"{drawn(recording.name)}: the cell")
+        label(axes, f"{drawn(recording.name)}: the cell", "x in m", "y in m")
         position, gain_db = recording.position, recording.large_scale_gain_db
         if position is None or gain_db is None:
             axes.text(0.5, 0.5, "no positions in this file", ha="center", transform=axes.transAxes)
             axes.set_axis_off()
             continue
         shown = axes.scatter(*position.T, c=gain_db, s=10, cmap="viridis", vmin=low, vmax=high)
-        axes.plot(0, 0, marker="^", color="#c0392b", markersize=10, markeredgecolor="white")
+        axes.plot(0, 0, marker="^", color=shade(1), markersize=10, markeredgecolor="white")
         smallest_m = 50.0 * float(np.ceil(np.hypot(*position.T).max() / 50.0))
         side_m = _number(recording.metadata.get("cell"), "side_m", smallest_m)
         corner = np.arange(7) * np.pi / 3
         axes.plot(side_m * np.cos(corner), side_m * np.sin(corner), color="0.3", linewidth=1)
-        axes.set(aspect="equal", xlabel="x (m)", ylabel="y (m)")
+        axes.set_aspect("equal")
     if shown is not None:
-        figure.colorbar(shown, ax=list(panels), label="large-scale gain (dB)", shrink=0.85)
+        figure.colorbar(shown, ax=list(panels), label="large-scale gain in dB", shrink=0.85)
 
 
 def _gain_over_distance(axes: Any, recordings: Sequence[Recording]) -> None:
-    label = "distance to the base station (m)"
-    axes.set(title="large-scale gain", ylabel="gain (dB)", xlabel=label)
+    label(axes, "Large-scale gain", "distance to the base station in m", "gain in dB")
     for recording, colour in zip(recordings, _FILES, strict=False):
         if recording.position is not None and recording.large_scale_gain_db is not None:
             distance, gain = np.hypot(*recording.position.T), recording.large_scale_gain_db
@@ -137,7 +136,7 @@ def _gain_over_distance(axes: Any, recordings: Sequence[Recording]) -> None:
     axes.set_xscale("log")
     axes.set_xticks(ticks, [str(tick) for tick in ticks], minor=False)
     axes.set_xticks([], minor=True)
-    axes.legend(framealpha=0.9, edgecolor="none", fontsize="small")
+    axes.legend(frameon=False, fontsize=9)
 
 
 def _db(gain: np.ndarray) -> np.ndarray:

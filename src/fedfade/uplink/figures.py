@@ -1,22 +1,21 @@
 """Pictures of the uplink: what a link carries, at an SINR that stays and over fading; a round so
 far, who sends on which sub-band and how far everybody is."""
 
-from typing import Any
-
 import numpy as np
 import torch
-from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fedfade.config import Config, changed
 from fedfade.shown import drawn
+from fedfade.style import label, legend_below, panels, shade
 from fedfade.uplink.plan import planned_rate
 from fedfade.uplink.slot import Scenario, scenario_from_config
 
-_COLOURS = ("#7f8c8d", "#2471a3", "#c0392b")
+_COLOURS = (shade(9), shade(0), shade(1))
 
 
 def scenarios(config: Config) -> dict[str, Scenario]:
@@ -34,21 +33,19 @@ def link_rates(scenario: Scenario, snr_db: Tensor) -> tuple[Tensor, Tensor]:
 
 def link_figure(links: dict[str, Scenario]) -> Figure:
     """Both, for every link by its name."""
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
-    both: Any = figure.subplots(1, 2, sharey=True)
+    figure: Figure
+    figure, (both,) = panels(11, 4.6, 1, 2, sharey=True)
     snr_db = torch.linspace(-10.0, 35.0, 901)
     delay = next(iter(links.values())).link_delay_slots
     for (name, scenario), colour in zip(links.items(), _COLOURS, strict=False):
         for axes, rate in zip(both, link_rates(scenario, snr_db), strict=True):
-            axes.plot(snr_db, rate, color=colour, label=drawn(name), linewidth=1.6)
-    both[0].set(title="SINR that stays", xlabel="SINR (dB)", ylabel="bit/s/Hz", ylim=(0, 9))
+            axes.plot(snr_db, rate, color=colour, label=drawn(name), lw=1.6)
     older = f"schemes picked {delay} slots late" if delay != 1 else "schemes picked a slot late"
-    both[1].set(title=f"over this fading, {older}", xlabel="mean SNR (dB)")
-    both[0].legend(frameon=False)
-    for axes in both:
-        axes.set_xlim(-10, 35)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
+    label(both[0], "Where the SINR stays", "SINR in dB", "rate in bit/s/Hz")
+    label(both[1], f"Over this fading, {older}", "mean SNR in dB")
+    both[0].set(xlim=(-10, 35), ylim=(0, 9))
+    both[1].set_xlim(-10, 35)
+    legend_below(figure, both[0], 3)
     return figure
 
 
@@ -58,7 +55,7 @@ def round_so_far_figure(rate_bps: np.ndarray, share: np.ndarray, slot: int) -> F
     `rate_bps` [slot, band, client] and the share each client has sent, after `slot` slots.
     """
     slots, bands, clients = rate_bps.shape
-    palette = colormaps["tab20"](np.arange(clients) % 20)[:, :3]
+    palette = np.array([to_rgb(shade(client)) for client in range(clients)])
     figure = Figure(figsize=(8, 3.4), dpi=80, layout="constrained")
     where, how_far = figure.subplots(1, 2, width_ratios=(3, 1))
     image = palette[rate_bps.argmax(-1)]  # [slot, band, colour]
@@ -67,7 +64,7 @@ def round_so_far_figure(rate_bps: np.ndarray, share: np.ndarray, slot: int) -> F
     where.imshow(image.swapaxes(0, 1), aspect="auto", interpolation="nearest", extent=extent)
     where.axvline(slot, color="0.3", linewidth=1)
     where.set(xlabel="slot", ylabel="sub-band", yticks=range(bands))
-    where.set_title("strongest client on each sub-band", fontsize=9)
+    where.set_title("strongest client on each sub-band", loc="left", fontsize=9)
     how_far.barh(range(clients), share, color=palette)
     how_far.set(xlim=(0, 1), yticks=range(clients), xlabel="share sent", ylabel="client")
     how_far.invert_yaxis()

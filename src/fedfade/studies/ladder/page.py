@@ -14,10 +14,10 @@ from fedfade.storage import save_figure, write_text
 from fedfade.studies.frames import markdown, matching
 from fedfade.studies.ladder.played import fading_memory
 from fedfade.studies.ladder.rungs import OWN, Ladder
-from fedfade.studies.paper.charts import panels
+from fedfade.style import headline, label, panels, shade
 from fedfade.wording import counted
 
-_SHADES = ("#1f618d", "#28a745", "#cb4335", "#7d3c98", "#b7950b")  # one per speed, slowest first
+_SHADES = tuple(shade(place) for place in (0, 2, 1, 5, 3))  # one per speed, slowest first
 _MARKS = ("*", "D", "P", "X", "^", "v")  # one per training
 KNOWN = {"block-fading-schedule": "x", "shortest-remaining-first": "+"}  # from earlier work
 _MATCHING = "deadline-matching"
@@ -82,7 +82,7 @@ def ladder_figure(
         lines = _mean(table[table["cell"].isin(cells)], field, "speed", "rung")
         marks = _mean(points[points["cell"].isin(cells)], field, "policy", "speed", "rung")
         _draw(ladder, axes, lines, marks, field)
-        axes.set_title(drawn(title), loc="left")
+        label(axes, drawn(title))
         rungs = [rung.name for rung in ladder.rungs]
         axes.set_xticks(range(len(rungs)), rungs, rotation=35, ha="right")
     row[0].set_ylabel("uploads per round" if field == "uploads" else "final accuracy in %")
@@ -94,7 +94,7 @@ def ladder_figure(
     played = ladder.cells[0].config.run.seeds  # without learning
     seeds = table["seeds"].iloc[0] if field == "accuracy" else played
     title = f"What a bit of channel knowledge buys (bars: standard error over {seeds:.0f} seeds)"
-    figure.suptitle(title, x=0.01, ha="left")
+    headline(figure, title)
     return figure
 
 
@@ -110,15 +110,15 @@ def _draw(ladder: Ladder, axes: Any, table: DataFrame, points: DataFrame, field:
     rungs, speeds = [rung.name for rung in ladder.rungs], ladder.speeds_mps
     shades = dict(zip(speeds, cycle(_SHADES), strict=False))
     scale = 100.0 if field == "accuracy" else 1.0
-    for speed, shade in shades.items():
+    for speed, ink in shades.items():
         own = matching(table, speed=speed)
         own = own.assign(place=own["rung"].map(rungs.index)).sort_values("place", kind="stable")
         x, (y, error) = own["place"].to_numpy(), scale * own[[field, "error"]].to_numpy().T
-        style = {"color": shade, "marker": "o", "ms": 4, "lw": 1.6, "elinewidth": 1.0}
+        style = {"color": ink, "marker": "o", "ms": 4, "lw": 1.6, "elinewidth": 1.0}
         axes.errorbar(x[:-1], y[:-1], error[:-1], label=f"{speed:g} m/s", **style)
         # The last rung is a bound, which nobody is known to reach.
-        axes.plot(x[-2:], y[-2:], color=shade, lw=1.0, ls=":")
-        axes.plot(x[-1:], y[-1:], color=shade, marker="o", ms=5, mfc="white", ls="")
+        axes.plot(x[-2:], y[-2:], color=ink, lw=1.0, ls=":")
+        axes.plot(x[-1:], y[-1:], color=ink, marker="o", ms=5, mfc="white", ls="")
     trainings = dict(zip((agents.name for agents in ladder.agents), cycle(_MARKS), strict=False))
     for name, own in points.groupby("policy", sort=False):
         known = name in KNOWN

@@ -11,16 +11,17 @@ from fedfade.storage import save_figure, write_text
 from fedfade.studies.frames import markdown, matching
 from fedfade.studies.levers.plan import LeverPart, Levers
 from fedfade.studies.levers.runs import ENOUGH
+from fedfade.style import blank, headline, panels, shade
 
 _OVER_LOAD = "payload"
 """The part that is drawn against load: the picture that answers the study's question."""
 _SHOWN = {
     "perfect float32 mean": ("#444444", ":"),
-    "wrap-around int4 mean": ("#1e8449", "-"),
-    "wrap-around int8 mean": ("#2471a3", "-"),
-    "random int8 mean": ("#2471a3", "--"),
-    "wrap-around float32 mean": ("#c0392b", "-"),
-    "random float32 mean": ("#c0392b", "--"),
+    "wrap-around int4 mean": (shade(2), "-"),
+    "wrap-around int8 mean": (shade(0), "-"),
+    "random int8 mean": (shade(0), "--"),
+    "wrap-around float32 mean": (shade(1), "-"),
+    "random float32 mean": (shade(1), "--"),
 }
 """Lines of that part, each with its colour (a codec) and stroke (an allocation)."""
 
@@ -85,26 +86,22 @@ def _row(line: Any) -> list[str]:
 def levers_figure(levers: Levers, table: DataFrame) -> Any:
     """Accuracy as tables of colours, best combination first: by load, or, where there is one load,
     on the way and at the end."""
-    from fedfade.experiments.figures import blank
-
     tables = [_accuracies(part, matching(table, part=part.name)) for part in levers.parts]
     columns = min(2, len(tables))
     rows = [tables[start : start + columns] for start in range(0, len(tables), columns)]
     heights = [max(len(own) for own in row) for row in rows]  # lines
     figure = blank(6.4 * columns, 0.33 * sum(heights) + 1.1 * len(rows) + 0.4)
-    panels: Any = figure.subplots(len(rows), columns, squeeze=False, height_ratios=heights)
-    for axes in panels.flat[len(tables) :]:
+    grid = figure.subplots(len(rows), columns, squeeze=False, height_ratios=heights)
+    for axes in grid.flat[len(tables) :]:
         axes.axis("off")
-    for axes, part, own in zip(panels.flat, levers.parts, tables, strict=False):
+    for axes, part, own in zip(grid.flat, levers.parts, tables, strict=False):
         _colours(axes, own)
         axes.set_title(part.says, loc="left", fontsize=10, wrap=True)
-    figure.suptitle("Accuracy in % by allocation, codec and server rule", x=0.01, ha="left")
+    headline(figure, "Accuracy in % by allocation, codec and server rule")
     return figure
 
 
 def load_figure(part: LeverPart, table: DataFrame) -> Any:
-    from fedfade.studies.paper.charts import panels
-
     figure, ((axes,),) = panels(8.2, 3.8, 1, 1)
     for line, (colour, stroke) in _SHOWN.items():
         own = table[_lines(table) == line].sort_values("load")

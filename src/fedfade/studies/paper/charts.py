@@ -9,10 +9,12 @@ from pandas import DataFrame
 from fedfade.agents.curve import smoothed
 from fedfade.allocation import PERFECT
 from fedfade.errors import UserError
-from fedfade.experiments.figures import blank, colour, of_seeds, share_map, tidy
+from fedfade.experiments.figures import colour, of_seeds, share_map
+from fedfade.learning.plots import TERMS
 from fedfade.shown import drawn
 from fedfade.studies.frames import matching
 from fedfade.studies.noise import TIE
+from fedfade.style import blank, headline, label, legend_below, panels, shade
 
 Figure = Any
 """Matplotlib's, which need not be installed: without it tables must do."""
@@ -28,40 +30,19 @@ class Drawn(NamedTuple):
 
 
 _VARIANTS = {
-    "nothing": ("#d4ac0d", "full observation"),
-    "gradient": ("#7d3c98", "gradient deviation hidden"),
-    "fading": ("#c0392b", "fading hidden"),
+    "nothing": (colour("qmix", []), "full observation"),
+    "gradient": (shade(5), "gradient deviation hidden"),
+    "fading": (shade(0), "fading hidden"),
 }
 """Colour and name by what is hidden."""
 
 
-def panels(width: float, height: float, rows: int, columns: int, **shared: Any) -> Any:
-    """A figure in inches and its panels: [row, column]."""
-    figure = blank(width, height)
-    grid: Any = figure.subplots(rows, columns, squeeze=False, **shared)
-    for axes in grid.flat:
-        tidy(axes)
-    return figure, grid
-
-
-def _label(axes: Any, title: str, x: str, y: str) -> None:
-    axes.set_title(title, loc="left", fontsize=10)
-    axes.set(xlabel=x, ylabel=y)
-
-
-def _legend_below(figure: Figure, axes: Any, columns: int) -> None:
-    """One legend for all panels."""
-    handles, names = axes.get_legend_handles_labels()
-    style = {"ncols": columns, "frameon": False, "fontsize": 11}
-    figure.legend(handles, names, loc="outside lower center", **style)
-
-
-def _curve(axes: Any, lines: DataFrame, shade: str, label: str, factor: float = 1.0) -> None:
+def _curve(axes: Any, lines: DataFrame, ink: str, name: str, factor: float = 1.0) -> None:
     """Median and band against rounds."""
     x, low, middle, high = (lines[name].to_numpy() for name in ("round", "low", "median", "high"))
-    style = "--" if label == PERFECT else "-"
-    axes.plot(x, factor * middle, style, color=shade, lw=1.6, label=drawn(label))
-    axes.fill_between(x, factor * low, factor * high, color=shade, alpha=0.13, lw=0)
+    style = "--" if name == PERFECT else "-"
+    axes.plot(x, factor * middle, style, color=ink, lw=1.6, label=drawn(name))
+    axes.fill_between(x, factor * low, factor * high, color=ink, alpha=0.13, lw=0)
     axes.xaxis.get_major_locator().set_params(integer=True)
 
 
@@ -79,9 +60,9 @@ def accuracy_grid(curves: DataFrame, seeds: int) -> Figure:
                 _curve(axes, own, colour(policy, order), policy, 100.0)
             y = "test accuracy in %" if column == 0 else ""
             x = "federated round" if row == len(clusters) - 1 else ""
-            _label(axes, rf"$\alpha$ = {alpha:g}, $n_c$ = {count:g}", x, y)
-    _legend_below(figure, grid[0, 0], 4)
-    figure.suptitle(f"Test accuracy, {of_seeds(seeds)}", fontsize=11)
+            label(axes, rf"$\alpha$ = {alpha:g}, $n_c$ = {count:g}", x, y)
+    legend_below(figure, grid[0, 0], 4)
+    headline(figure, f"Test accuracy, {of_seeds(seeds)}")
     return figure
 
 
@@ -97,9 +78,9 @@ def reward(lines: DataFrame, clients: int, title: str) -> Figure:
     figure, grid = panels(7.5, 5.6, 2, 1, sharex=True)
     upper, lower = grid.flat
     seeds = lines["seed"].nunique()
-    label = "median over seeds, thin: each" if seeds > 1 else "one seed"
+    name = "median over seeds, thin: each" if seeds > 1 else "one seed"
     for axes, field in ((upper, "reward"), (lower, "uploads")):
-        _training(axes, lines, field, _VARIANTS["nothing"][0], label)
+        _training(axes, lines, field, _VARIANTS["nothing"][0], name)
     upper.set_ylabel("reward of an episode")
     lower.set(xlabel="training episodes", ylabel=f"uploads a round, of {clients}")
     lower.set_ylim(bottom=0)
@@ -109,7 +90,7 @@ def reward(lines: DataFrame, clients: int, title: str) -> Figure:
 
 
 def _training(
-    axes: Any, lines: DataFrame, field: str, shade: str, label: str, each: bool = True
+    axes: Any, lines: DataFrame, field: str, ink: str, name: str, each: bool = True
 ) -> None:
     """Median and band over training seeds, and each seed thin."""
     seeds = [own for _, own in lines.groupby("seed", sort=False)]
@@ -119,70 +100,83 @@ def _training(
     values = np.array([smoothed(own[field].to_numpy()) for own in seeds])
     low, middle, high = np.percentile(values, [10, 50, 90], axis=0)
     for run in values if each else []:
-        axes.plot(x, run, color=shade, lw=0.6, alpha=0.6)
-    axes.fill_between(x, low, high, color=shade, alpha=0.15, lw=0)
-    axes.plot(x, middle, color=shade, lw=1.8, label=label)
+        axes.plot(x, run, color=ink, lw=0.6, alpha=0.6)
+    axes.fill_between(x, low, high, color=ink, alpha=0.15, lw=0)
+    axes.plot(x, middle, color=ink, lw=1.8, label=name)
 
 
-def ablation(training: DataFrame, curves: DataFrame) -> Figure:
-    """Reward while training, and test accuracy, with parts of the observation hidden."""
-    figure, ((left, right),) = panels(11, 4.2, 1, 2)
-    for hidden, own in training.groupby("hidden", sort=False):
-        shade, name = _VARIANTS[str(hidden)]
-        _training(left, own, "reward", shade, name, each=False)
-        _curve(right, matching(curves, hidden=hidden), shade, name, 100.0)
+def ablation(training: DataFrame, final: DataFrame) -> Figure:
+    """Reward while training, and final accuracy, with parts of the observation hidden."""
+    figure, ((left, right),) = panels(11, 4.2, 1, 2, width_ratios=(3, 2))
+    names = []
+    for place, (hidden, own) in enumerate(training.groupby("hidden", sort=False)):
+        ink, name = _VARIANTS[str(hidden)]
+        _training(left, own, "reward", ink, name, each=False)
+        ends = 100 * matching(final, hidden=hidden)["accuracy"]
+        right.scatter([place] * len(ends), ends, color=ink, s=34, alpha=0.7, zorder=3)
+        right.hlines(ends.median(), place - 0.25, place + 0.25, color=ink, lw=2)
+        names.append(name.replace(" ", "\n", 1))
+    right.set_xticks(range(len(names)), names)
+    right.set_xlim(-0.6, len(names) - 0.4)
     seeds = training["seed"].nunique()
-    _label(left, f"Training: {of_seeds(seeds)}", "training episodes", "reward of an episode")
-    shown = of_seeds(seeds, "unseen seed")  # as many as trainings, each on all
-    _label(right, f"Test at the centre: {shown}", "federated round", "test accuracy in %")
-    _legend_below(figure, right, 3)
+    label(left, f"Training: {of_seeds(seeds)}", "training episodes", "reward of an episode")
+    several = "Test at the centre: a dot per run, line: median"
+    title = several if len(final) > final["hidden"].nunique() else "Test at the centre: one run"
+    label(right, title, "", "final test accuracy in %")
+    legend_below(figure, left, 3)
     return figure
 
 
-def second_term(final: DataFrame, biases: DataFrame) -> Figure:
-    """The second term of the bound (paper: eq. 25) by round, and against final accuracy."""
+def second_term(final: DataFrame) -> Figure:
+    """The second term of the bound (paper: eq. 25) against final accuracy."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-    figure, ((left, right),) = panels(11, 4.6, 1, 2)
+    figure, ((axes,),) = panels(8, 4.6, 1, 1)
     order = [policy for policy in final["policy"].unique() if policy != PERFECT]
     for policy in order:
-        shade, own = colour(policy, order), matching(final, policy=policy)
-        _curve(left, matching(biases, policy=policy), shade, policy)
-        style = {"color": shade, "s": 34, "label": drawn(policy), "zorder": 3}
-        right.scatter(own["bias"], 100 * own["accuracy"], **style)
-    left.set_yscale("log")
-    right.set_xscale("log")
-    right.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    right.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    right.xaxis.set_minor_formatter(NullFormatter())
-    term = r"$|\bar g - g|^2$"
-    title = "Second term of the bound (without $C_2$) by round"
-    _label(left, title, "federated round", term)
-    title = "Against final accuracy, a dot per run"
-    _label(right, title, f"{term}, mean over rounds", "final test accuracy in %")
-    _legend_below(figure, right, 4)
+        own = matching(final, policy=policy)
+        style = {"color": colour(policy, order), "s": 34, "label": drawn(policy), "zorder": 3}
+        axes.scatter(own["bias"], 100 * own["accuracy"], **style)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    x = rf"second term without $C_2$: {_TERM}, mean over rounds"
+    axes.set(xlabel=x, ylabel="final test accuracy in %")
+    axes.set_title("Second term of the bound and final accuracy, a dot per run", loc="left")
+    legend_below(figure, axes, 3)
     return figure
+
+
+def second_term_by_round(biases: DataFrame, seeds: int) -> Figure:
+    """The second term of the bound along the rounds."""
+    figure, ((axes,),) = panels(8, 4.6, 1, 1)
+    order = [policy for policy in biases["policy"].unique() if policy != PERFECT]
+    for policy in order:
+        _curve(axes, matching(biases, policy=policy), colour(policy, order), policy)
+    axes.set(xlabel="federated round", ylabel=rf"{_TERM}", yscale="log")
+    axes.set_title(f"Second term of the bound, without $C_2$: {of_seeds(seeds)}", loc="left")
+    legend_below(figure, axes, 3)
+    return figure
+
+
+_TERM = r"$|\bar g - g|^2$"
 
 
 def bound_terms(terms: Mapping[str, DataFrame]) -> Figure:
     """The three terms and the measured change under each policy."""
     figure, (row,) = panels(2.6 * len(terms) + 1.2, 3.9, 1, len(terms), sharey=True)
-    styles = {
-        "first": (r"$C_1|\nabla F|^2$", "C0", "-"),
-        "second": (r"$C_2|\bar g-g|^2$", "C1", "-"),
-        "third": ("$C_3$", "C2", "-"),
-        "bound": ("bound (sum)", "black", "-"),
-        "measured": ("|measured change|", "#888888", ":"),
-    }
+    styles = {field: (*style, "-") for field, style in TERMS.items()}
+    styles["measured"] = ("|measured change|", "#888888", ":")
     for axes, (policy, rows) in zip(row, terms.items(), strict=True):
-        for field, (label, shade, line) in styles.items():
+        for field, (name, ink, line) in styles.items():
             values = rows[field].abs() if field == "measured" else rows[field]
             shown = values.where(values > 0)  # nobody delivered, nothing changed
-            axes.plot(rows["round"], shown, color=shade, ls=line, lw=1.5, label=label)
-        _label(axes, drawn(policy), "federated round", "")
+            axes.plot(rows["round"], shown, color=ink, ls=line, lw=1.5, label=name)
+        label(axes, drawn(policy), "federated round")
         axes.set_yscale("log")
     row[0].set_ylabel("terms of the bound")
-    _legend_below(figure, row[0], 5)
+    legend_below(figure, row[0], 5)
     return figure
 
 
@@ -204,12 +198,12 @@ def regimes(maps: Mapping[tuple[str, str], DataFrame]) -> Figure:
     for axes, ((field, who), cells) in zip(grid.flat, maps.items(), strict=True):
         _map(axes, cells, field, order)
         title = f"{titles[field]}: {titles[who]}"
-        _label(axes, title, "mean SNR in dB", "spread of large-scale gain in dB")
+        label(axes, title, "mean SNR in dB", "spread of large-scale gain in dB")
     handles = [Patch(color=colour(policy, order), label=drawn(policy)) for policy in order]
     handles.append(Patch(color=_NOBODY, label="several tie"))
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
     title = "Who wins where, and by how much over the next (~ and pale: within the noise)"
-    figure.suptitle(title, fontsize=12)
+    headline(figure, title)
     return figure
 
 
@@ -242,7 +236,7 @@ def _map(axes: Any, cells: DataFrame, field: str, order: Sequence[str]) -> None:
 
 def readings(summary: DataFrame, clients: int) -> Figure:
     """Uploads of QMIX in every reading, beside two policies that do not learn, sorted."""
-    ranked = summary.sort_values("uploads qmix", kind="stable")
+    ranked = summary.sort_values("uploads qmix", kind="stable", na_position="first")
     figure, ((axes,),) = panels(8.5, 1.6 + 0.24 * len(ranked), 1, 1)
     places = np.arange(len(ranked))
     shown = ("max-sum-rate", "block-fading-schedule", "qmix")
@@ -252,13 +246,15 @@ def readings(summary: DataFrame, clients: int) -> Figure:
         x = ranked[f"uploads {policy}"]
         axes.scatter(x, places, color=colour(policy, shown), label=policy, **sizes)
     stars = ["* " if learned == "yes" else "" for learned in ranked["learned"]]
-    names = [star + drawn(name) for star, name in zip(stars, ranked["reading"], strict=True)]
+    ends = [" (diverged)" if lost else "" for lost in ranked["uploads qmix"].isna()]
+    each = zip(stars, ranked["reading"], ends, strict=True)
+    names = [star + drawn(name) + end for star, name, end in each]
     axes.set_yticks(places, names, fontsize=8)
     axes.grid(axis="x", alpha=0.25)
     axes.set_xlim(left=0)
     title = "Uploads of each reading; line: least to most of its trainings, *: agents learned"
-    _label(axes, title, f"uploads a round, of {clients}", "")
-    _legend_below(figure, axes, 3)
+    label(axes, title, f"uploads a round, of {clients}", "")
+    legend_below(figure, axes, 3)
     return figure
 
 

@@ -316,7 +316,7 @@ def draw_ablation(setting: Setting) -> charts.Drawn:
         "hurt": {hide: paired(final, {"hidden": "nothing"}, {"hidden": hide}) for hide in HIDDEN},
         "fading_more": paired(final, {"hidden": "gradient"}, {"hidden": "fading"}),
     }
-    figure = partial(charts.ablation, training, setting.table("ablation/curves"))
+    figure = partial(charts.ablation, training, final)
     return charts.Drawn(facts, text, {"ablation": figure})
 
 
@@ -370,8 +370,11 @@ def draw_bound(setting: Setting) -> charts.Drawn:
     heads = ["policy", "rounds", "held", "C1 term", "C2 term", "C3", "measured change"]
     text += "\n\nAlong the first evaluation seed, means over rounds:\n\n" + markdown(heads, rows)
     centre = matching(final, **setting.centre._asdict())
-    scatter = partial(charts.second_term, centre, biases)
-    figures = {"bound": scatter, "terms": partial(charts.bound_terms, terms)}
+    figures = {
+        "bound": partial(charts.second_term, centre),
+        "by-round": partial(charts.second_term_by_round, biases, centre["seed"].nunique()),
+        "terms": partial(charts.bound_terms, terms),
+    }
     facts = {"cells": cells, "terms": held}
     return charts.Drawn(facts, text, figures, {"bound/correlation": DataFrame(cells)})
 
