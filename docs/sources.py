@@ -18,6 +18,7 @@ from pandas import DataFrame, Series
 from fedfade.studies.frames import matching, read_frame
 from fedfade.studies.noise import paired
 from fedfade.studies.paper.questions import _by_tenths
+from fedfade.studies.paper.readings import MEASURED
 
 Source = tuple[Any, ...]
 NONE = math.nan
@@ -280,12 +281,17 @@ def real_link() -> Iterator[Source]:
 def readings() -> Iterator[Source]:
     table, name = read("results-readings"), ["results-readings"]
     order = ["qmix", "random", ALONE, RATE, BLOCK, PLAN, CHOICE]
-    uploads = [f"uploads {policy}" for policy in order]
-    yield "| reading | differs in |", name, table[[*uploads, "least", "most", "claims"]].to_numpy()
-    yield "| reading | qmix |", name, table[[f"reward {policy}" for policy in order]].to_numpy()
-    shares = table[[f"fairness {policy}" for policy in order]].to_numpy().ravel()
-    yield "| reading | qmix |", name, shares[~np.isnan(shares)]  # who serves nobody has none
-    yield "| reading | alphas |", name, 100 * table.filter(regex="^kept ").to_numpy()
+    fields = {field: [f"{field} {policy}" for policy in order] for field in MEASURED}
+
+    def there(columns: list[str], scale: float = 1.0) -> Any:
+        numbers = scale * table[columns].to_numpy().ravel()
+        return numbers[~np.isnan(numbers)]  # who serves nobody has no fairness; some diverged
+
+    kept = [column for column in table if column.startswith("kept ")]
+    yield "| reading | differs in |", name, there([*fields["uploads"], "least", "most", "claims"])
+    yield "| reading | qmix |", name, there(fields["reward"])
+    yield "| reading | qmix |", name, there(fields["fairness"])
+    yield "| reading | alphas |", name, there(kept, 100.0)
 
 
 def qmix_hold() -> Iterator[Source]:
