@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import ipaddress
 import os
 import socket
@@ -125,6 +126,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             slow = not (item.name.startswith(QUICK_IN_THEM) or item.path.name in QUICK_IN_THEM)
         if slow:
             item.add_marker("slow")
+
+
+def pytest_collection_finish() -> None:
+    """What is there by now stays: no collection of garbage has to look through all of it again."""
+    gc.collect()
+    gc.freeze()
 
 
 TINY = [
