@@ -215,6 +215,13 @@ def fedfade(
     return call
 
 
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports and trainings without their pictures, which take most of the time of a tiny run."""
+    monkeypatch.setattr("fedfade.experiments.report._pictures", lambda *given: {})
+    monkeypatch.setattr("fedfade.commands.train._draw", lambda *given: None)
+
+
 def shared_folder() -> Path | None:
     """Reference traces and CIFAR-10, when they lie beside the checkout."""
     folder = Path(__file__).resolve().parents[2] / "shared"
