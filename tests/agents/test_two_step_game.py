@@ -59,7 +59,9 @@ def learned_returns(mixer: str, seeds: range, updates: int = 1500) -> list[float
         learner.update(batch)
         if update % 20 == 0:
             learner.copy_target()
-    greedy = learner.agents(torch.eye(3).expand(2 * runs, -1, -1)).argmax(-1)  # [run x agent, state]
+    greedy = learner.agents(torch.eye(3).expand(2 * runs, -1, -1)).argmax(
+        -1
+    )  # [run x agent, state]
     first, second = greedy.view(runs, 2, 3).unbind(1)  # [run, state]
     game, run = first[:, 0], torch.arange(runs)
     return PAYOFF[game, first[run, 1 + game], second[run, 1 + game]].tolist()
