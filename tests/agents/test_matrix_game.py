@@ -35,23 +35,26 @@ class Learned(NamedTuple):
 
 
 def learned(mixer: str, liking: int = 10, neutral: int = 20) -> Learned:
-    """So many runs of each kind, all in one batch."""
-    runs = liking + neutral
+    """So many runs of each kind, all in one batch, each kind with seeds and actions of its own."""
+    sizes, runs = (liking, neutral), liking + neutral
     config = QmixConfig(
         mixer=mixer, hidden=[32], hypernet_width=64, agent_rate=2e-3, mixer_rate=1e-3
     )
-    learner = Learner(config, 2, width=1, state_width=1, actions=3, seeds=range(runs))
+    seeds = [*range(liking), *range(neutral)]
+    learner = Learner(config, 2, width=1, state_width=1, actions=3, seeds=seeds)
     with torch.no_grad():
         learner.agents.biases[-1][: 2 * liking, ..., 0] += 3.0
-    generator = torch.Generator().manual_seed(0)
+    drawn = [torch.Generator().manual_seed(0) for _ in sizes]
     for _ in range(1500):
-        learner.update(transitions(torch.randint(9, (runs, 16), generator=generator)))
+        actions = [
+            torch.randint(9, (n, 16), generator=g) for n, g in zip(sizes, drawn, strict=True)
+        ]
+        learner.update(transitions(torch.cat(actions)))
     batch = transitions(torch.arange(9).expand(runs, 9))
     values = learner.agents(batch.observation)
     q = values.gather(-1, batch.choice[..., None])[..., 0]
     total = learner.mixer(q, batch.state, values, batch.choice)[:, 0].detach()
     a, b = values[:, 0].argmax(-1).view(runs, 2).T
-    sizes = (liking, neutral)
     return Learned(*zip(PAYOFF[a, b].split(sizes), total.split(sizes), strict=True))
 
 
