@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import ipaddress
 import os
 import socket
@@ -127,6 +128,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
 
 
+def pytest_collection_finish() -> None:
+    """What is there by now stays: no collection of garbage has to look through all of it again."""
+    gc.collect()
+    gc.freeze()
+
+
 TINY = [
     "learning.data=digits",
     "learning.clients=4",
@@ -206,6 +213,13 @@ def fedfade(
         return Answer(code, *capsys.readouterr())
 
     return call
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports and trainings without their pictures, which take most of the time of a tiny run."""
+    monkeypatch.setattr("fedfade.experiments.report._pictures", lambda *given: {})
+    monkeypatch.setattr("fedfade.commands.train._draw", lambda *given: None)
 
 
 def shared_folder() -> Path | None:

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,12 @@ def ask(who: str, made: object, question: str, *given: object) -> Any:
         raise UserError(f"{who} raised {kind} in {question}{place}: {one_line(error)}.") from error
 
 
+@cache
+def entries(group: str) -> tuple[EntryPoint, ...]:
+    """The entry points of a group, listed once: that reads a file of every installed package."""
+    return tuple(entry_points(group=group))
+
+
 @dataclass(frozen=True)
 class Seam:
     """One kind of thing a user can replace."""
@@ -106,7 +113,7 @@ class Seam:
 
     def names(self) -> list[str]:
         """Everything that can be asked for by name."""
-        return [*self.built_in, *(entry.name for entry in entry_points(group=self.group))]
+        return [*self.built_in, *(entry.name for entry in entries(self.group))]
 
     def check(self, name: str, *, others: Sequence[str] = ()) -> str:
         """Refuse a name nobody knows; `others` are names the caller knows.
@@ -119,7 +126,7 @@ class Seam:
 float32, float16, int8, int4, sign, topk, lowrank, int8-progressive, topk-progressive, or \
 module:factory.
         """
-        if ":" in name or name in self.built_in:  # entry points are slow to list
+        if ":" in name or name in self.built_in or name in others:  # entry points are slow to list
             return name
         if name not in (known := [*self.names(), *others]):
             raise not_allowed(self.field, name, f"one of {', '.join(known)}, or module:factory")
@@ -152,7 +159,7 @@ module:factory.
     def _factory(self, name: str) -> Any:
         if name in self.built_in:  # and never a module of the working folder in its place
             return self.own(name)
-        for entry in entry_points(group=self.group):
+        for entry in entries(self.group):
             if entry.name == name:
                 try:
                     return entry.load()

@@ -5,7 +5,6 @@ other 0, 1, 1 or 8. A sum of individual values cannot express the second and set
 monotonic mixture can and finds 8.
 """
 
-import pytest
 import torch
 
 from fedfade.agents.learner import Learner
@@ -39,8 +38,11 @@ def all_transitions() -> Batch:
     )
 
 
-def learned_return(mixer: str, seed: int, updates: int = 1500) -> float:
-    """What the greedy agents get after learning from all transitions again and again."""
+def learned_returns(mixer: str, seeds: range, updates: int = 1500) -> list[float]:
+    """What the greedy agents of every seed get after learning from all transitions again and again.
+
+    All seeds learn in one batch, each as it does alone (test_side_by_side.py).
+    """
     config = QmixConfig(
         mixer=mixer,
         hidden=[32],
@@ -49,23 +51,25 @@ def learned_return(mixer: str, seed: int, updates: int = 1500) -> float:
         agent_rate=1e-3,
         mixer_rate=1e-3,
     )
-    learner = Learner(config, agents=2, width=3, state_width=3, actions=2, seeds=[seed])
-    batch = all_transitions()
+    runs = len(seeds)
+    learner = Learner(config, agents=2, width=3, state_width=3, actions=2, seeds=seeds)
+    given = [part for part in all_transitions() if part is not None]
+    batch = Batch(*(part.repeat(runs, *[1] * (part.ndim - 1)) for part in given))
     for update in range(updates):
         learner.update(batch)
         if update % 20 == 0:
             learner.copy_target()
-    greedy = learner.agents(torch.eye(3).expand(2, -1, -1)).argmax(-1)  # [agent, state]
-    game = int(greedy[0, 0])
-    a, b = greedy[:, 1 + game].tolist()
-    return float(PAYOFF[game, a, b])
+    greedy = learner.agents(torch.eye(3).expand(2 * runs, -1, -1)).argmax(
+        -1
+    )  # [run x agent, state]
+    first, second = greedy.view(runs, 2, 3).unbind(1)  # [run, state]
+    game, run = first[:, 0], torch.arange(runs)
+    return PAYOFF[game, first[run, 1 + game], second[run, 1 + game]].tolist()
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_qmix_finds_the_eight(seed: int) -> None:
-    assert learned_return("qmix", seed) == 8.0
+def test_qmix_finds_the_eight() -> None:
+    assert learned_returns("qmix", range(20)) == [8.0] * 20
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_sum_of_values_settles_for_seven(seed: int) -> None:
-    assert learned_return("vdn", seed) == 7.0
+def test_a_sum_of_values_settles_for_seven() -> None:
+    assert learned_returns("vdn", range(3)) == [7.0] * 3

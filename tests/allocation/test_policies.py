@@ -460,7 +460,7 @@ def test_whatever_a_users_policy_raises_is_one_sentence(monkeypatch: pytest.Monk
         load_policy(f"{__name__}:divides_by_zero")
     with pytest.raises(UserError, match=r"policy 'fedfade.allocation:full_power' .*argument"):
         load_policy("fedfade.allocation:full_power")
-    monkeypatch.setattr("fedfade.seams.entry_points", lambda group: [TooNew()])
+    monkeypatch.setattr("fedfade.seams.entries", lambda group: [TooNew()])
     with pytest.raises(UserError, match=r"policy = 'too-new' cannot be loaded: .*tomorrow'\.$"):
         load_policy("too-new")
 

@@ -71,6 +71,7 @@ def test_a_run_leaves_a_report_and_is_recognised_when_finished(fedfade, tmp_path
     assert (out / "metrics.csv").stat().st_mtime_ns == before
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_policies_of_a_seed_share_channel_and_data(fedfade, tmp_path: Path) -> None:
     """A policy's results do not depend on which others run beside it."""
     results = []
@@ -139,7 +140,7 @@ def test_sigterm_stops_cleanly(tmp_path: Path) -> None:
     deadline = time.monotonic() + 60
     while not (out / "run.json").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
-    time.sleep(3.0)
+    time.sleep(1.0)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
@@ -150,6 +151,7 @@ def test_sigterm_stops_cleanly(tmp_path: Path) -> None:
         assert len(read_rows(out / "metrics.csv")) == 4 * stored[0]  # 2 policies x 2 seeds
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_folder_of_another_config_is_refused(fedfade, tmp_path: Path) -> None:
     out = tmp_path / "run"
     base = ["compare", "paper", "--policies", "random", "--out", out, *SETTINGS]
@@ -188,6 +190,7 @@ def test_bad_input_is_one_sentence(words, sentence: str, fedfade, tmp_path: Path
     assert not (tmp_path / "run").exists()  # the corrected command may have the folder
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_mistake_takes_nothing_from_a_folder_that_was_there(fedfade, tmp_path: Path) -> None:
     words = ["compare", "paper", *SETTINGS, "--out", tmp_path]
     assert fedfade(*words, "--policies", "magic").code == 2
@@ -199,6 +202,7 @@ def test_a_mistake_takes_nothing_from_a_folder_that_was_there(fedfade, tmp_path:
     assert {p.name for p in tmp_path.iterdir()} == before
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_default_folders_do_not_collide(fedfade, tmp_path: Path, monkeypatch) -> None:
     """Every configuration has one of its own, and so have other agents and other code."""
     monkeypatch.chdir(tmp_path)
@@ -304,6 +308,7 @@ def test_the_outlook_is_what_a_round_has_room_for(bits: float) -> None:
         assert Uplink(config, 0.9 * advised, torch.device("cpu")).outlook().count("hardly") == 0
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_the_outlook_comes_before_a_run(fedfade, tmp_path: Path) -> None:
     few = [*SETTINGS, "--rounds", 1, "--seeds", 1, "--policies", "random"]
     answer = fedfade("compare", "paper", *few, "--out", tmp_path)
@@ -323,6 +328,7 @@ def test_the_help_names_every_policy_and_default(fedfade) -> None:
             assert "default" in line, (command, line)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_comparisons_and_trainings_keep_apart(fedfade, tmp_path: Path) -> None:
     words = [*SETTINGS, "--set", "qmix.hidden=[4]", "--out", tmp_path / "seed-1"]
     assert fedfade("compare", "paper", *words, "--policies", "random").code == 0
@@ -385,6 +391,7 @@ class Curious(WrongShape):
         return full_power(view, torch.where(best, view.fading.argmax(-1), -1))
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_replay_shows_the_round_that_was_run(fedfade, tmp_path: Path) -> None:
     out = tmp_path / "run"
     policies = "tests.experiments.test_compare:Curious,max-sum-rate,perfect"
@@ -415,6 +422,7 @@ def test_replay_shows_the_round_that_was_run(fedfade, tmp_path: Path) -> None:
         assert sentence in answer.err
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_run_is_known_by_its_agents_and_not_by_their_folder(fedfade, tmp_path: Path) -> None:
     agents, out = tmp_path / "agents", tmp_path / "run"
     small = [*SETTINGS, "--set", "qmix.hidden=[4]", "--set", "qmix.gradients=synthetic"]
@@ -446,6 +454,7 @@ def test_a_run_is_known_by_its_agents_and_not_by_their_folder(fedfade, tmp_path:
     assert fedfade(*words, "--out", out).code == 0
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_code_and_files_that_changed_are_not_the_run_s(
     fedfade, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -479,6 +488,7 @@ def test_code_and_files_that_changed_are_not_the_run_s(
         assert "'drops.npz' has changed" in fedfade(*command).err
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_file_of_ones_own_is_run_as_it_stands(fedfade, tmp_path: Path) -> None:
     """A run's stored configuration would otherwise be another run."""
     first = ["compare", "ring", *SETTINGS, "--policies", "random", "--out", tmp_path / "one"]
@@ -489,6 +499,7 @@ def test_a_file_of_ones_own_is_run_as_it_stands(fedfade, tmp_path: Path) -> None
     assert stored[0] == stored[1]
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_agents_that_do_not_fit_are_said_to_be_left_out(fedfade, tmp_path: Path) -> None:
     few = ["--set", "run.rounds=1", "--set", "run.seeds=1", "--set", "radio.slots=5"]
     answer = fedfade("compare", "small-cell", *few, "--out", tmp_path / "run")
@@ -505,6 +516,7 @@ def test_agents_named_twice_are_compared_once() -> None:
     assert compared_names(config) == ["random", "qmix-seed-0", "qmix-seed-1"]
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_all_trained_seeds_of_a_folder_are_compared_each_by_its_name(
     fedfade, tmp_path: Path
 ) -> None:
@@ -540,6 +552,7 @@ def test_all_trained_seeds_of_a_folder_are_compared_each_by_its_name(
     assert not (tmp_path / "refused").exists()
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("damage", ["policies", "rounds", "kind", "payload_bits", "inner"])
 def test_replay_of_other_gradients_is_one_sentence(damage: str, fedfade, tmp_path: Path) -> None:
     out = tmp_path / "run"

@@ -55,7 +55,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def install(**values: str) -> None:
         points = [EntryPoint(name, value, SPEAKERS.group) for name, value in values.items()]
         monkeypatch.setattr(
-            seams, "entry_points", lambda group: [one for one in points if one.group == group]
+            seams, "entries", lambda group: [one for one in points if one.group == group]
         )
 
     return install

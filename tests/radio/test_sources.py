@@ -75,7 +75,7 @@ def test_a_comparison_under_a_users_source(my_fading: Path, fedfade: Callable[..
 
 def test_an_entry_point_is_a_name(my_fading: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = importlib.metadata.EntryPoint("nakagami", "my_fading:Nakagami", FADING.group)
-    monkeypatch.setattr("fedfade.seams.entry_points", lambda group: [entry])
+    monkeypatch.setattr("fedfade.seams.entries", lambda group: [entry])
     monkeypatch.syspath_prepend(str(my_fading))
     radio = load_config("paper", ["radio.source=nakagami", "radio.slots=5"]).radio
     assert drawn(radio, [0], [0], [0]).shape == (1, 1, 1, 5, 3, 4)

@@ -37,7 +37,6 @@ from fedfade.experiments.sweep import load_sweep
 from fedfade.storage import read_json, read_npz
 from tests.conftest import TINY
 
-RENAMES = 60  # one of so many is a run killed before, if it gets there
 IN_A_ROW = 5  # kills of one run before it may finish
 LIMIT_S = 600.0  # for a run that nobody kills
 
@@ -79,6 +78,7 @@ class Scenario:
     words: Callable[[Path], list[str]]  # of the folder
     facts: Callable[[Path], Facts]
     readable: Callable[[Path], None]
+    renames: int  # of a run; before one of them it is killed
 
 
 def compare_words(folder: Path) -> list[str]:
@@ -188,10 +188,10 @@ def sweep_readable(folder: Path) -> None:
 
 
 SCENARIOS = {
-    "compare": Scenario(compare_words, compare_facts, compare_readable),
-    "train": Scenario(train_words, train_facts, train_readable),
-    "train-seeds": Scenario(seeds_words, seeds_facts, seeds_readable),
-    "sweep": Scenario(sweep_words, sweep_facts, sweep_readable),
+    "compare": Scenario(compare_words, compare_facts, compare_readable, 44),
+    "train": Scenario(train_words, train_facts, train_readable, 29),
+    "train-seeds": Scenario(seeds_words, seeds_facts, seeds_readable, 56),
+    "sweep": Scenario(sweep_words, sweep_facts, sweep_readable, 4),
 }
 
 
@@ -287,7 +287,7 @@ def harness(command: str, kills: int, seed: int) -> dict[str, object]:
             runs += 1
             folder = place / "killed"
             for _ in range(IN_A_ROW):
-                aimed = chance.randint(1, RENAMES) if chance.random() < 0.5 else None
+                aimed = chance.randint(1, scenario.renames) if chance.random() < 0.5 else None
                 process = started(scenario.words(folder), place / "log.txt", aimed)
                 code = ended(process, LIMIT_S if aimed else chance.uniform(0, took))
                 if code not in (None, -signal.SIGKILL):

@@ -56,6 +56,7 @@ def run(
     return comparison.rows, comparison.at.state
 
 
+@pytest.mark.usefixtures("no_pictures")  # of numbers that are finite all the same
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30, 3e38])
 def test_a_client_that_sends_nonsense(value: float, config: Config, tmp_path: Path) -> None:
     """Client 2 of the second run sends it in rounds 0 and 2; the model never sees it."""
@@ -78,6 +79,7 @@ def test_a_client_that_sends_nonsense(value: float, config: Config, tmp_path: Pa
     assert "not a number, infinite, or of enormous norm" in page
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_running_statistics_count_too(config: Config, tmp_path: Path) -> None:
     def spoil(updates: Trained, number: int) -> None:
         updates.buffers[0, 1, 0] = math.nan
@@ -87,6 +89,7 @@ def test_running_statistics_count_too(config: Config, tmp_path: Path) -> None:
     assert left_out_lines(rows)[1:] == ["max-sum-rate, seed 0: client 1 in rounds 0-2."]
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_clients_that_send_zeros_are_averaged_like_any_other(config: Config, tmp_path) -> None:
     def spoil(updates: Trained, number: int) -> None:
         updates.parameters.zero_()

@@ -35,7 +35,8 @@ SETTINGS = [word for override in TINY for word in ("--set", override)]
 
 @pytest.fixture(scope="module")
 def comparing() -> Config:
-    changes = ["run.checkpoint_s=0", "run.seeds=1", "allocation.policies=[random, perfect]"]
+    changes = ["run.checkpoint_s=0", "run.seeds=1", "run.rounds=2"]
+    changes += ["allocation.policies=[random, perfect]"]
     return load_config("paper", [*TINY, *changes])
 
 

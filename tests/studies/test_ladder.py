@@ -101,6 +101,7 @@ def test_same_rounds_as_a_comparison(fedfade, tmp_path: Path) -> None:
 def test_accuracy_in_two_cells(fedfade, agents: Path, tmp_path: Path) -> None:
     words = ["--out", tmp_path, *QUICK, "--accuracy", "--checkpoint", f"mine={agents}"]
     small = ["--set", "learning.local_work=1", "--seeds", "1", "--rounds", "1"]
+    small += ["--set", "learning.model=tests.studies.small_model:linear"]
     answer = fedfade("ladder", *words, *small)
     assert answer.code == 0, answer.err
     table = read_frame(tmp_path / "accuracy.csv")

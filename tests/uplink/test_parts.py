@@ -94,7 +94,7 @@ def test_a_part_by_entry_point(own: str, monkeypatch: pytest.MonkeyPatch) -> Non
         asked.append(group)
         return [Entry()]
 
-    monkeypatch.setattr(seams, "entry_points", entries)
+    monkeypatch.setattr(seams, "entries", entries)
     scenario = of(seeing("own-rank"))
     assert asked == ["fedfade.observation_parts"]
     load_part("own-rank")

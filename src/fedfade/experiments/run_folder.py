@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import reduce
+from functools import cache, reduce
 from operator import attrgetter, getitem
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def provenance(config: Config, device: torch.device) -> dict[str, Any]:
     """Who made this run: version, commit, environment, command, and what it was made from."""
     return {
         **_rounding(device),
-        "commit": commit_of(Path(__file__)),
+        "commit": _own_commit(),
         "command": shlex.join(["fedfade", *sys.argv[1:]]),
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -222,6 +222,12 @@ def commit_of(file: Path) -> str | None:
         return git("rev-parse", "HEAD").strip()
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+@cache
+def _own_commit() -> str | None:
+    """Asked for once: what was imported stays, whatever is checked out meanwhile."""
+    return commit_of(Path(__file__))
 
 
 def _now() -> str:
