@@ -12,13 +12,11 @@ import argparse
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
 
 import torch
 from benchmarl.algorithms import MappoConfig
 from benchmarl.experiment import Callback, Experiment, ExperimentConfig
 from benchmarl.models.mlp import MlpConfig
-from tensordict import TensorDictBase
 from torchrl.envs import ExplorationType, set_exploration_type
 from typer import echo
 
@@ -27,37 +25,8 @@ from fedfade.uplink import uplink_config
 from fedfade.uplink.benchmarl import UplinkTask
 from fedfade.uplink.torchrl import BatchedUplink
 
-GAMMA = 0.99
 UNSEEN = 1_000_000  # a seed of no training
 RIVALS = ("block-fading-schedule", "wrap-around-schedule", "random")
-
-
-class Lending(BatchedUplink):
-    """The uplink with progress paid in advance: for the share of an upload sent, which is taken back
-    when the client finishes or the round ends (potential-based, Ng et al. 1999, so that what is
-    best stays best)."""
-
-    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        before, found = self._lent(), super()._step(tensordict)
-        after = 0.0 if self.episodes.ended else GAMMA * self._lent()
-        found["agents", "reward"] += (after - before)[:, None, None]
-        return found
-
-    def _lent(self) -> torch.Tensor:
-        """Shares of those who are not done: [episode]."""
-        progress = self.episodes.progress
-        share = 1.0 - (progress.remaining_bits / self.scenario.payload_bits).float()
-        return share.where(~progress.finished, 0.0).sum(-1)
-
-
-class LendingTask(UplinkTask):
-    """The task with that environment."""
-
-    def get_env_fun(
-        self, num_envs: int, continuous_actions: bool, seed: int | None, device: object
-    ) -> Callable[[], Lending]:
-        config = uplink_config(self.name, **self.config)
-        return lambda: Lending(config, num_envs, seed, device)
 
 
 class Course(Callback):
@@ -109,11 +78,6 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=500, help="of an iteration, side by side")
     parser.add_argument("--hold-slots", type=int, default=50)
     parser.add_argument("--spread-db", type=float, default=0.0, help="of gains between layouts")
-    parser.add_argument("--gain-dbi", type=float, default=8.0, help="antenna gain while training")
-    parser.add_argument("--lend", type=int, default=1)
-    parser.add_argument("--lmbda", type=float, default=0.95)
-    parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--minibatches", type=int, default=4)
     parser.add_argument("--rate", type=float, default=5e-4)
     parser.add_argument("--entropy", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=0)
@@ -127,22 +91,21 @@ def main() -> None:
     warnings.simplefilter("ignore")
 
     cells = {"radio.source": "gamma", "qmix.gain_spread_db": given.spread_db}
-    cells["radio.antenna_gain_dbi"] = given.gain_dbi
-    task = (LendingTask if given.lend else UplinkTask)("qmix-hold", {"hold_slots": given.hold_slots, **cells})
+    task = UplinkTask("qmix-hold", {"hold_slots": given.hold_slots, **cells})
     frames = given.episodes * task.max_steps(task.get_env_fun(1, False, None, "cpu")())
     config = ExperimentConfig.get_from_yaml()
     config.sampling_device = config.train_device = config.buffer_device = given.device
     config.prefer_continuous_actions = False
-    config.gamma, config.lr = GAMMA, given.rate
+    config.gamma, config.lr = 0.99, given.rate
     config.max_n_iters, config.max_n_frames = given.iterations, None
     config.on_policy_n_envs_per_worker = given.episodes
     config.on_policy_collected_frames_per_batch = frames
-    config.on_policy_minibatch_size = frames // given.minibatches
-    config.on_policy_n_minibatch_iters = given.epochs
+    config.on_policy_minibatch_size = frames // 4
+    config.on_policy_n_minibatch_iters = 4
     config.evaluation = config.render = config.create_json = False
     config.loggers = []
     algorithm = MappoConfig.get_from_yaml()
-    algorithm.entropy_coef, algorithm.lmbda = given.entropy, given.lmbda
+    algorithm.entropy_coef, algorithm.lmbda = given.entropy, 0.95
     model = MlpConfig(
         num_cells=[128, 128], activation_class=torch.nn.Tanh, layer_class=torch.nn.Linear
     )
