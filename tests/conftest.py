@@ -131,10 +131,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
 
 
+def pytest_sessionstart() -> None:
+    """Importing everything makes no garbage worth looking for."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """What is there by now stays: no collection of garbage has to look through all of it again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 TINY = [
