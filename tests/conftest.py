@@ -99,19 +99,22 @@ SLOW_TESTS = (
 LONGEST = (
     "test_runtimes.py",
     "test_sweep.py",
+    "test_strategy.py",
+    "test_tutorials.py",
+    "test_compare.py",
     "test_reproduce.py",
     "test_faults.py",
-    "test_tutorials.py",
     "test_kills.py",
-    "test_compare.py",
+    "test_sets.py",
     "test_training.py",
+    "test_policies.py",
     "test_growth.py",
     "test_side_by_side.py",
     "test_small_cell.py",
     "test_wheel.py",
 )
-"""Files that take a minute or more, longest first: a process that is handed one of them last works
-on while the others have nothing left to do."""
+"""Files that take longest, in this order: a process that is handed one of them last works on while
+the others have nothing left to do."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -128,10 +131,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
 
 
+def pytest_sessionstart() -> None:
+    """Importing everything makes no garbage worth looking for."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """What is there by now stays: no collection of garbage has to look through all of it again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 TINY = [

@@ -231,22 +231,22 @@ class WirelessStrategy(Strategy):
             raise UserError(f"no reply can be placed: {why}")
         bits, decoded = self._decode(replies)
         # Arrays unlike the model are the app's own business, unless others are like it.
-        alike = [self._update(reply) is not None for reply in replies]
-        every = zip(replies, reports, alike, bits, decoded, strict=True)
-        for reply, report, like_model, size, decode in every:
+        vectors = [self._update(reply) for reply in replies]
+        some_alike = any(vector is not None for vector in vectors)
+        every = zip(replies, reports, vectors, bits, decoded, strict=True)
+        for reply, report, vector, size, decode in every:
             try:
                 if isinstance(decode, ValueError):
                     raise decode
                 if not isinstance(report, ConfigRecord):
                     raise ValueError("no report: does its ClientApp have mods=[UplinkMod()]?")
-                if any(alike) and not like_model:
+                if some_alike and vector is None:
                     raise ValueError("its arrays are not shaped like the model")
                 client = records.entry(report, records.PARTITION, int)
                 if not 0 <= client < self.config.learning.clients:
                     raise ValueError(f"partition id {client} is not below learning.clients")
                 if client in placed:
                     raise ValueError(f"a second reply for partition id {client}")
-                vector = self._update(reply)
                 norm = 0.0 if vector is None else float(torch.linalg.vector_norm(vector.double()))
                 finite = records.all_finite(reply.content) and norm <= MAX_NORM
                 if finite:
