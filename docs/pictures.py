@@ -221,6 +221,8 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "round-packed": partial(turns, "ring", 1000, "block-fading-schedule", "qmix-plus"),
     "results-regimes": maps,
     "results-accuracy": lambda: charts.accuracy_grid(read("results-accuracy-curves"), 5),
+    "uniform-accuracy": lambda: charts.accuracy_grid(read("uniform-curves"), 5),
+    "ring-20-3-accuracy": lambda: charts.accuracy_grid(read("ring-20-3-curves"), 5),
     "results-epochs": lambda: charts.accuracy_grid(read("results-epochs-curves"), 5),
     "results-served": lambda: charts.served(at_the_centre(read("results-accuracy"))),
     "results-reward": lambda: charts.reward(

@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 from pandas import DataFrame, Series
 
-from fedfade.studies.frames import matching, read_frame
+from fedfade.studies.frames import matching, means, read_frame
 from fedfade.studies.noise import paired
 from fedfade.studies.paper.questions import _by_tenths
 from fedfade.studies.paper.readings import MEASURED
+from fedfade.studies.paper.trial import use_of_inputs
+from fedfade.studies.swap import ALL, AS_IS
 
 Source = tuple[Any, ...]
 NONE = math.nan
@@ -140,6 +142,42 @@ def more_claims() -> Iterator[Source]:
     ring = read("results-regimes-accuracy")
     rows = grid(ring, ["snr", "spread"], "policy", picked, "accuracy", "uploads")
     yield "| mean SNR | spread | qmix |", ["results-regimes-accuracy"], rows
+    yield from uniform_and_ring()
+
+
+def uniform_and_ring() -> Iterator[Source]:
+    for cell in ("uniform", "ring-20-3"):
+        name, final = [f"{cell}-accuracy"], read(f"{cell}-accuracy")
+        everybody = list(final["policy"].unique())
+        each = {key: t["accuracy"] for key, t in final.groupby(["policy", "clusters", "alpha"])}
+        order = product(everybody, (14, 21, 28), (0.5, 5, 50))
+        yield "| policy | alpha 0.5, n_c 14 |", name, [band(each[key]) for key in order]
+        uplink = final.groupby(["policy", "clusters"])[["uploads", "fairness", "wasted"]].mean()
+        rows = flat_known([uplink.loc[p] for p in everybody])
+        yield "| policy | n_c 14 | n_c 21", name, rows
+        kept = 100 * np.array([*use_of_inputs(read(f"{cell}-inputs")).kept.values()])
+        yield "| hidden | alphas |", [f"{cell}-inputs"], kept
+        tenths = _by_tenths(read(f"{cell}-reward")).drop(columns="seed")
+        yield "| seed | first tenth |", [f"{cell}-reward"], tenths.to_numpy()
+    lines, rewards = read("ring-20-3-hidden"), read("ring-20-3-hidden-reward")
+    agents, rows = matching(lines, policy="qmix", swapped=AS_IS), []
+    for hidden in ("nothing", "gradient", "fading"):
+        own, lost = matching(agents, hidden=hidden), []
+        if hidden != "nothing":
+            found = paired(agents, {"hidden": hidden}, {"hidden": "nothing"}, "uploads")
+            lost = [found.mean, found.error, found.training_error]
+        least_most = span(means(own, "training", "uploads"))
+        last = _by_tenths(matching(rewards, hidden=hidden))["last"].mean()
+        kept = 100 * use_of_inputs(matching(lines, hidden=hidden)).kept[ALL]
+        rows.append([own["uploads"].mean(), least_most, lost, last, kept])
+    start = "| hidden | uploads per round |"
+    yield start, ["ring-20-3-hidden", "ring-20-3-hidden-reward"], rows
+
+
+def flat_known(frames: Sequence[DataFrame]) -> list[float]:
+    """The numbers of tables that are there: who serves nobody has no fairness."""
+    numbers = np.concatenate([frame.to_numpy().ravel() for frame in frames])
+    return [*numbers[~np.isnan(numbers)]]
 
 
 def ladder() -> Iterator[Source]:
