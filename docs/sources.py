@@ -159,6 +159,9 @@ def uniform_and_ring() -> Iterator[Source]:
         yield "| hidden | alphas |", [f"{cell}-inputs"], kept
         tenths = _by_tenths(read(f"{cell}-reward")).drop(columns="seed")
         yield "| seed | first tenth |", [f"{cell}-reward"], tenths.to_numpy()
+        if cell == "uniform":
+            yield from uniform_to_the_end()
+    yield from ring_ablation()
     lines, rewards = read("ring-20-3-hidden"), read("ring-20-3-hidden-reward")
     agents, rows = matching(lines, policy="qmix", swapped=AS_IS), []
     for hidden in ("nothing", "gradient", "fading"):
@@ -172,6 +175,39 @@ def uniform_and_ring() -> Iterator[Source]:
         rows.append([own["uploads"].mean(), least_most, lost, last, kept])
     start = "| hidden | uploads per round |"
     yield start, ["ring-20-3-hidden", "ring-20-3-hidden-reward"], rows
+
+
+def uniform_to_the_end() -> Iterator[Source]:
+    name, final = ["uniform-100-accuracy"], read("uniform-100-accuracy")
+    centre, rows = matching(final, alpha=0.5, clusters=21), []
+    uplink = centre.groupby("policy")[["uploads", "fairness", "wasted"]].mean()
+    for policy in ("random", ALONE, RATE, BLOCK, "qmix", PLUS, "perfect"):
+        above = gap(centre, "qmix", policy) if policy != "qmix" else []
+        ends = band(matching(centre, policy=policy)["accuracy"])
+        rows.append([ends, above, uplink.loc[policy]])
+    yield "| policy | final accuracy in %, median (band) | QMIX", name, rows
+    kept = use_of_inputs(read("uniform-100-inputs")).kept
+    shares = [100 * kept[part] for part in (ALL, "alphas", "fading", "deviation")]
+    yield "Agents keep 69 %", ["uniform-100-inputs"], shares
+    others = [p for p in final["policy"].unique() if p != "qmix"]
+    each = {key: t["accuracy"] for key, t in final.groupby(["policy", "clusters", "alpha"])}
+    order = product(others, (14, 21, 28), (0.5, 5, 50))
+    yield "| policy | alpha 0.5, n_c 14 |", name, [band(each[key]) for key in order]
+
+
+def ring_ablation() -> Iterator[Source]:
+    final, inputs, rows = read("ring-20-3-ablation"), read("ring-20-3-ablation-inputs"), []
+    for hidden in ("nothing", "gradient", "fading"):
+        own, lost = matching(final, hidden=hidden), []
+        if hidden != "nothing":
+            found = paired(final, {"hidden": hidden}, {"hidden": "nothing"})
+            lost = [found.mean, found.error, found.training_error]
+        kept = 100 * use_of_inputs(matching(inputs, hidden=hidden)).kept[ALL]
+        rows.append([band(own["accuracy"]), lost, own["uploads"].mean(), kept])
+    tables = ["ring-20-3-ablation", "ring-20-3-ablation-inputs"]
+    yield "| hidden | final accuracy in %, median (band) | against", tables, rows
+    more_lost = gap(final, {"hidden": "gradient"}, {"hidden": "fading"})
+    yield "Hiding the gradient deviation costs nothing.", tables[:1], more_lost, NONE
 
 
 def flat_known(frames: Sequence[DataFrame]) -> list[float]:

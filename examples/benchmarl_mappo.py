@@ -21,6 +21,7 @@ from torchrl.envs import ExplorationType, set_exploration_type
 from typer import echo
 
 from fedfade.allocation import load_policy, play_round
+from fedfade.config import load_config
 from fedfade.uplink import uplink_config
 from fedfade.uplink.benchmarl import UplinkTask
 from fedfade.uplink.torchrl import BatchedUplink
@@ -78,6 +79,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=500, help="of an iteration, side by side")
     parser.add_argument("--hold-slots", type=int, default=50)
     parser.add_argument("--spread-db", type=float, default=0.0, help="of gains between layouts")
+    parser.add_argument("--bits-paid", type=float, default=0.5, help="for a payload of bits sent")
     parser.add_argument("--rate", type=float, default=5e-4)
     parser.add_argument("--entropy", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=0)
@@ -91,7 +93,9 @@ def main() -> None:
     warnings.simplefilter("ignore")
 
     cells = {"radio.source": "gamma", "qmix.gain_spread_db": given.spread_db}
-    task = UplinkTask("qmix-hold", {"hold_slots": given.hold_slots, **cells})
+    # The weight of rates is that of as many payloads as there are sub-bands.
+    paid = {"allocation.reward.rate": given.bits_paid * load_config("qmix-hold").radio.subbands}
+    task = UplinkTask("qmix-hold", {"hold_slots": given.hold_slots, **cells, **paid})
     frames = given.episodes * task.max_steps(task.get_env_fun(1, False, None, "cpu")())
     config = ExperimentConfig.get_from_yaml()
     config.sampling_device = config.train_device = config.buffer_device = given.device
