@@ -451,10 +451,6 @@ def qmix_plus() -> Iterator[Source]:
 
 def findings() -> dict[str, Any]:
     """What the front page and the page to cite have from the others."""
-    final, lost = read("results-accuracy"), read("results-ablation")
-    cells = wide(final, ["alpha", "clusters"], "policy", "accuracy")
-    ends = final.groupby(["alpha", "clusters", "policy"])["accuracy"].median().unstack().loc[0.5]
-    rise = [(cells[p].loc[50] - cells[p].loc[0.5]).mean() for p in ("random", ALONE, RATE)]
     played, rungs = (
         wide(read("ladder-policies"), "policy", "speed"),
         wide(read("ladder"), "speed", "rung"),
@@ -463,14 +459,7 @@ def findings() -> dict[str, Any]:
     nine = wide(matching(read("size-free-nine"), cell="paper"), ["clusters", "speed_mps"], "policy")
     three = read(HOLD).iloc[:10]
     held = wide(read("qmix-hold-accuracy"), ["alpha", "n"], "policy", "acc")
-    rate = matching(final, policy=RATE, alpha=0.5)
     return {
-        "qmix": [span(cells["qmix"] - cells["random"]), span(cells[RATE] - cells["qmix"])],
-        "short": span(ends["perfect"] - ends["qmix"]),
-        "clusters": gap(rate, {"clusters": 28}, {"clusters": 14}),
-        "alpha": span(rise),
-        "hidden": [gap(lost, {"hidden": "nothing"}, {"hidden": h}) for h in ("fading", "gradient")],
-        "tracks": span(read("results-bound")["all_runs"])[::-1],
         "plan": span(more(played.loc[PLAN], played.loc[BLOCK])),
         "own": (rungs["own fading"] - rungs["gains"]).max(),
         "fresh": span(more(rungs["CSI fresh"], rungs["progress"])),
@@ -480,6 +469,31 @@ def findings() -> dict[str, Any]:
         "of plan": 100 * (nine["size-free"] / nine[CHOICE]).mean(),
         "held": span([held[HOLD] - held[p] for p in ("random", ALONE)]),
     }
+
+
+def verdict() -> list[Any]:
+    """The front page on the paper: uniform at its centre, then the reading that favours agents."""
+    final, ring = read("uniform-100-accuracy"), read("ring-20-3-accuracy")
+    centre, lost = matching(final, alpha=0.5, clusters=21), read("ring-20-3-ablation")
+    cells, on_ring = (wide(t, ["alpha", "clusters"], "policy", "accuracy") for t in (final, ring))
+    short, ring_short = (
+        matching(table, **own).groupby(["clusters", "policy"])["accuracy"].median().unstack()
+        for table, own in ((centre, {}), (ring, {"alpha": 0.5}))
+    )
+    rise = [cells[p].loc[50] - cells[p].loc[0.5] for p in ("random", ALONE, RATE)]
+    ends = {"clusters": 28}, {"clusters": 14}
+    change = [gap(matching(ring, policy=RATE, alpha=alpha), *ends) for alpha in (0.5, 5, 50)]
+    largest = max(change, key=lambda found: abs(found[0]))
+    return [
+        *(gap(centre, "qmix", other) for other in ("random", ALONE, RATE)),
+        span(on_ring["qmix"] - on_ring[RATE]),
+        *(span(t["perfect"] - t["qmix"])[-size:] for t, size in ((short, 1), (ring_short, 2))),
+        gap(matching(final, policy=RATE, alpha=0.5), *ends),
+        [abs(largest[0]), largest[1]],
+        span(rise),
+        *(gap(lost, {"hidden": h}, {"hidden": "nothing"}) for h in ("fading", "gradient")),
+        *(span(read(f"{cell}-bound")["all_runs"]) for cell in ("uniform", "ring-20-3")),
+    ]
 
 
 def readme() -> Iterator[Source]:
@@ -493,9 +507,8 @@ def readme() -> Iterator[Source]:
     yield "**2. Send fewer bits", ["levers-paper"], numbers, ends["perfect", "float32", "mean"]
     numbers = [found[key] for key in ("plan", "fresh", "old")]
     yield "**3. Mean gains", ["ladder", "ladder-policies"], numbers
-    keys = ("qmix", "short", "clusters", "alpha", "hidden", "tracks")
-    tables = ["results-accuracy", "results-ablation", "results-bound"]
-    yield "| the paper says |", tables, [found[key] for key in keys]
+    tables = ["uniform-100-accuracy", "ring-20-3-accuracy", "ring-20-3-ablation"]
+    yield "| the paper says |", [*tables, "uniform-bound", "ring-20-3-bound"], verdict()
     yield "*Readings:*", ["qmix-hold-accuracy"], found["held"]
 
 
@@ -526,8 +539,10 @@ def packing_not_fading() -> Iterator[Source]:
     first = gap(seeds, lever("paper", *coded[0]), lever("paper", "wrap-around"))
     heavy = gap(seeds, lever("heavy", *coded[1]), lever("heavy", *coded[0]))
     yield "Random allocation of 8-bit", ["levers-paper-seeds"], first, heavy
-    tables = ["results-accuracy", "qmix-hold-accuracy"]
-    yield "The paper's main claim", tables, found["qmix"], found["held"]
+    above, _, below, on_ring, *_ = verdict()
+    ours = [above, -below[0], below[1], *(-value for value in reversed(on_ring))]
+    tables = ["uniform-100-accuracy", "ring-20-3-accuracy", "qmix-hold-accuracy"]
+    yield "The paper's main claim", tables, ours, found["held"]
     link = matching(read("real-link"), updates="float32", policy="packing - knowing", neighbours=0)
     apart = link.set_index(["link", "antennas"])[["uploads", "error"]]
     cases = [("shannon", 1), ("nr", 1), ("shannon", 4)]
