@@ -51,7 +51,7 @@ def read(name: str) -> DataFrame:
 
 def ladder(field: str) -> Figure:
     """Rungs of knowledge, without the folders of the agents that were tried."""
-    asked = make_ladder("paper", overrides=["cell.mobility=waypoint"])
+    asked = make_ladder("paper")
     named = [Agents(name, [], [], []) for name in ("qmix", "qmix-plus")]
     asked = asked._replace(agents=named)
     if field == "uploads":

@@ -224,9 +224,7 @@ def ladder() -> Iterator[Source]:
     walking = matching(rungs, cell="own")
     yield "| m/s | gains |", ["ladder"], grid(walking, "speed", "rung", columns, "uploads", "error")
     name, shown = ["ladder-policies"], matching(played, learned="no")["policy"].unique()
-    each, own = (
-        wide(t, "policy", "speed")[SLOW_FIRST] for t in (played, matching(played, cell="own"))
-    )
+    each = wide(played, "policy", "speed")[SLOW_FIRST]
     yield "| policy | 0.83 m/s |", name, each.loc[shown].to_numpy()
     yield "**Planning is worth more", name, span(more(each.loc[PLAN], each.loc[BLOCK]))
     yield "| at 18.12 m/s | knows |", name, [each.loc[p, 18.12] for p in (PLAN, SHORTEST, RATE)]
@@ -241,11 +239,12 @@ def ladder() -> Iterator[Source]:
         gain = each.loc[f"{DEADLINE}@{age}", speed] - none[speed]
         rows.append([gain, gain / (matched[speed] - none[speed]), NONE])
     yield "| wavelengths | m/s |", name, rows
-    yield (
-        "| agents | 0.83 m/s |",
-        name,
-        [[t.loc[p] for t in (each, own)] for p in ("qmix", PLUS, BLOCK)],
-    )
+    drifting = read("ladder-agents")
+    both = [
+        wide(t, "policy", "speed")[SLOW_FIRST] for t in (drifting, matching(drifting, cell="own"))
+    ]
+    rows = [[t.loc[p] for t in both] for p in ("qmix", PLUS, BLOCK)]
+    yield "| agents | 0.83 m/s |", ["ladder-agents"], rows
     ends = wide(read("ladder-accuracy"), ["cell", "speed"], "rung", "accuracy")[columns]
     gained = (ends.mean() - ends["gains"].mean())[columns[1:]]
     yield "| cell | m/s | gains |", ["ladder-accuracy"], ends.to_numpy(), gained
