@@ -279,7 +279,7 @@ SWEEP_COMMANDS = Seam(
     {
         "compare": "fedfade.experiments.sweep_commands:Compare",
         "train": "fedfade.experiments.sweep_commands:Train",
-        "reproduce": "fedfade.studies.paper:Reproduce",
+        "reproduce": "fedfade.studies.reproduction:Reproduce",
     },
 )
 """What every point of a sweep runs; made without arguments."""

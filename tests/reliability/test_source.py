@@ -51,7 +51,7 @@ READ_THEMSELVES = {
     "pages/__init__.py",
     "radio/microcell.py",
     "studies/levers/plan.py",
-    "studies/paper/reproduction.py",
+    "studies/reproduction.py",
     "bench/channel_speed.py",
     "bench/timing.py",
 }

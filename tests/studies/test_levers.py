@@ -9,7 +9,7 @@ from pandas import DataFrame
 from fedfade.config import Config
 from fedfade.errors import UserError
 from fedfade.experiments import read_rows
-from fedfade.studies.frames import matching, read_frame
+from fedfade.studies.frames import matching, read_frame, write_figures
 from fedfade.studies.levers import page, plan, runs
 
 QUICK = ["--scale", "small", "--only", "paper", "--rounds", "2", "--seeds", "2"]
@@ -95,7 +95,7 @@ def test_accuracy_against_load_is_drawn(tmp_path: Path) -> None:
     levers = plan.load_levers("small", ["payload"])
     assert {*page._SHOWN} <= {line.name for line in levers.parts[0].lines}
     table = read_frame(Path(__file__).parents[2] / "docs/data/levers-small.csv")
-    page.write_load_picture(levers, tmp_path, table)
+    write_figures(tmp_path, page.figures(levers, table))
     assert (tmp_path / "load.png").stat().st_size > 10_000
 
 

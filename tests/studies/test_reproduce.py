@@ -24,20 +24,11 @@ from fedfade.experiments import compare_many, read_rows, series
 from fedfade.experiments.comparison import bound_under
 from fedfade.experiments.sweep import load_sweep
 from fedfade.seams import SWEEP_COMMANDS
+from fedfade.studies import reproduction
 from fedfade.studies.frames import matching, read_frame, write_frame
-from fedfade.studies.paper import (
-    ALL,
-    SCALES,
-    charts,
-    claims,
-    questions,
-    regimes,
-    reproduce,
-    reproduction,
-    runs,
-    setting,
-)
-from fedfade.studies.paper.setting import Grid, checked_setting, seeds_used
+from fedfade.studies.paper import SCALES, charts, claims, questions, regimes, runs, setting
+from fedfade.studies.paper.setting import Asked, Grid, checked_setting, seeds_used
+from fedfade.studies.reproduction import PAPER, PARTS, STUDIES, reproduce
 from tests.conftest import TINY
 
 MICRO = [
@@ -87,7 +78,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SCALES, "small", replace(SCALES["small"], grid=GRID))
         base = load_config("paper", [*SCALES["small"].overrides, *MICRO])
-        reproduce(checked_setting(out, base, "small"), ALL)
+        reproduce(checked_setting(out, base, "small"), [*PAPER])
     return out
 
 
@@ -108,7 +99,7 @@ def small(fedfade):
 
 
 def test_every_part_leaves_table_picture_and_facts(small, whole: Path, copied: Path) -> None:
-    for part in ALL:
+    for part in PAPER:
         assert list((whole / part).glob("*.csv")), part
         assert all(p.read_bytes()[:4] == b"\x89PNG" for p in (whole / part).glob("*.png"))
         assert (whole / part / f"{part}.png").exists()
@@ -123,11 +114,11 @@ def test_every_part_leaves_table_picture_and_facts(small, whole: Path, copied: P
     assert "checks the code, not the paper" in page
     assert "**" not in page
     whole_page = (whole / "results.md").read_text()
-    for part in ALL:
+    for part in PAPER:
         assert f"({part}/{part}.png)" in whole_page
     everything = json.loads((whole / "results.json").read_text())
     assert everything["made_by"]["fedfade"] == __version__
-    assert set(everything["parts"]) == set(ALL)
+    assert set(everything["parts"]) == set(PAPER)
     assert {"reward/training/seed-0", "ablation/training-no-fading/seed-1"} < {
         *everything["agents"]
     }
@@ -232,7 +223,115 @@ def test_without_matplotlib_tables_must_do(
     assert (out / "claims.md").read_bytes() == (whole / "claims.md").read_bytes()
 
 
+# --- studies that go on from the paper ----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def studies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ladder, levers and link that nobody interrupts."""
+    out = tmp_path_factory.mktemp("studies") / "whole"
+    base = load_config("paper", [*SCALES["small"].overrides, *MICRO])
+    told: list[float] = []
+    one = checked_setting(
+        out,
+        base,
+        "small",
+        work=setting.Work(lambda share, doing: told.append(share)),
+        asked=Asked("paper", tuple(MICRO)),
+    )
+    reproduce(one, [*STUDIES])
+    assert told == sorted(told)
+    assert told[-1] == 1.0
+    assert len({*told}) > 20  # each of them is told of while it goes on
+    return out
+
+
+def test_studies_are_parts(studies: Path) -> None:
+    """Tables, pictures, a page that says what it is, and their lines as records in results.json."""
+    parts = json.loads((studies / "results.json").read_text())["parts"]
+    assert set(parts) == set(STUDIES)
+    summaries = {"ladder": ["ladder", "policies", "accuracy"], "levers": ["levers", "claims"]}
+    summaries["link"] = ["link"]
+    for part, names in summaries.items():
+        assert parts[part]["setting"]["scale"] == "small"
+        for name in names:
+            table = read_frame(studies / part / f"{name}.csv")
+            assert [*parts[part][name][0]] == [*table.columns]
+            assert len(parts[part][name]) == len(table)
+        text = (studies / part / f"{part}.md").read_text()
+        assert 0 < text.count("\n|---|") == text.count("*Rehearsal: this checks the code")
+        assert (studies / part / f"{part}.png").read_bytes()[:4] == b"\x89PNG"
+        assert f"({part}/{part}.png)" in (studies / "results.md").read_text()
+    page = (studies / "claims.md").read_text()
+    assert "None of the paper's parts has been run here." in page
+
+
+def test_differences_of_links_are_of_the_same_rounds(studies: Path) -> None:
+    table = read_frame(studies / "link" / "link.csv")
+    assert len(table) == 16 * 12  # nine policies, the genie, two differences
+    for _, own in table.groupby(["updates", "link", "antennas", "neighbours"]):
+        uploads = own.set_index("policy")["uploads"]
+        packing = uploads["wrap-around-schedule"]
+        assert uploads["packing - knowing"] == pytest.approx(packing - uploads["max-sum-rate"])
+        assert uploads["own fading"] == pytest.approx(uploads["wrap-around-choice"] - packing)
+        assert uploads.max() == uploads["genie"] <= 4  # clients
+    light, heavy = (matching(table, updates=u, policy="random") for u in ("int8", "float32"))
+    assert light["uploads"].mean() >= heavy["uploads"].mean()
+
+
+def test_studies_go_on_where_they_stopped(
+    small, studies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in each of them; then the command computes what is missing and nothing else."""
+    out, left = tmp_path / "broken", 0
+
+    class Impatient(setting.Clock):
+        def __call__(self, text: str) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+            super().__call__(text)
+
+    monkeypatch.setattr(reproduction, "Clock", Impatient)
+    for part in STUDIES:
+        left = 3
+        answer = small(part, out)
+        assert answer.code == 130, answer.err
+        left = 10**6
+        begun = {p: p.stat().st_mtime_ns for p in (out / part / "runs").glob("*.csv")}
+        answer = small(part, out)
+        assert answer.code == 0, answer.err
+        assert {p: p.stat().st_mtime_ns for p in begun} == begun
+    same = {name: text for name, text in results(out).items() if "/" in name}
+    assert same == {name: text for name, text in results(studies).items() if "/" in name}
+    # Again, of several parts those that are there.
+    shutil.rmtree(out / "link")
+    answer = small("all", out, "--redraw")
+    assert answer.code == 0, answer.err
+    assert same.items() >= {n: t for n, t in results(out).items() if "/" in n}.items()
+
+
+def test_what_words_stand_for(tmp_path: Path) -> None:
+    """`all` is all, `paper` the paper's own; the search is last and counted by its trainings."""
+    assert reproduction.WORDS["all"] == (*PAPER, *STUDIES, "readings") == tuple(PARTS)
+    assert reproduction.WORDS["paper"] == tuple(PAPER)
+    base = load_config("paper", [*SCALES["small"].overrides, *MICRO])
+    some = setting.Search(only=reproduction.REHEARSED_READINGS)
+    one, two = (
+        checked_setting(tmp_path, base, "small", search=s) for s in (some, setting.Search())
+    )
+    few, many = (reproduction.amounts(s, ["readings"])["readings"] for s in (one, two))
+    assert few == 2 * 3 * setting.EPISODE * 60  # readings, trainings, episodes
+    assert many > 10 * few
+
+
 BAD = [
+    (["levers", "--only", "paper"], "--only belongs to part readings: leave it out of part levers"),
+    (
+        ["all", "--scale", "small", "--set", "learning.payload_bits=auto"],
+        "learning.payload_bits = 'auto'",
+    ),
     (["dance"], "part = 'dance' is not allowed: it must be one of partition, reward"),
     (["all", "--scale", "large"], "--scale = 'large' is not allowed: it must be one of paper"),
     (["all", "--preset", "nowhere"], "preset = 'nowhere'"),
@@ -503,7 +602,7 @@ def test_a_point_of_a_sweep(whole: Path, tmp_path: Path) -> None:
     out, told = tmp_path / "point", []
     assert command.lines(base, out) is None
     command.run(base, out, lambda done, total: told.append((done, total)))
-    assert told == [(done, len(ALL)) for done in range(len(ALL))]
+    assert told == [(done, len(PAPER)) for done in range(len(PAPER))]
     lines = command.lines(base, out)
     assert [line["policy"] for line in lines][-2:] == ["qmix", "perfect"]
     one = matching(read_frame(whole / "accuracy" / "final.csv"), seed=1000, policy="perfect")

@@ -2,7 +2,8 @@
 a bit of channel knowledge worth? `fedfade levers`: allocation, compression or aggregation?"""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ import typer
 from rich.table import Table
 
 from fedfade.commands import options
+from fedfade.config import Config
 
 _PLACES = ("learning.data_dir", "run.device")  # where a run is made is not in its folder's name
 _ROUNDS = "rounds played of each, spread over run.rounds"
@@ -27,6 +29,7 @@ _TOGETHER = "part readings: trainings in one program, at most"
 _REDRAW = "only figures and tables, from the CSV files"
 _scaled = partial(typer.Option, show_default="the scale's")
 _Names = list[str] | None
+_Tables = Mapping[str, Any]  # data frames, whose library starts slowly
 
 
 def _folder(name: str) -> Any:
@@ -62,41 +65,48 @@ def reproduce(
 ) -> None:
     """Train, compare and draw what is missing; interrupted anywhere, the same command goes on.
 
-    PART is partition, reward, accuracy, epochs, ablation, bound, regimes, or all in this order; or
-    readings, which searches what the paper leaves open.
+    PART is partition, reward, accuracy, epochs, ablation, bound or regimes, which are the paper
+    together; ladder (with accuracy), levers or link, which go on from it; readings, which searches
+    what it leaves open; or all in this order.
     """
     from fedfade.config import load_config
     from fedfade.storage import begin_anew
-    from fedfade.studies import paper
+    from fedfade.studies import paper, reproduction
 
     _check_asked(part, scale, {"--readings": readings, "--only": only})
     fields: dict[str, object] = {"learning.data_dir": data_dir, "run.seeds": seeds}
     fields |= {"run.rounds": rounds, "qmix.episodes": episodes}
     fields |= {"run.device": device, "run.precision": precision}
-    changes = [*paper.SCALES[scale].overrides, *options.with_fields(overrides, fields)]
-    if part == "readings" and scale == "paper":
-        changes = ["run.seeds=3", *changes]  # of many readings rather than of few
+    given = options.with_fields(overrides, fields)
+    changes = [*paper.SCALES[scale].overrides, *given]
     options.use_threads(threads)
     begin = time.monotonic()
 
     def say(text: str) -> None:
         options.echo(f"{time.monotonic() - begin:6.0f} s  {text}")
 
-    grid = {"epoch_rounds": epoch_rounds}
-    cell = {"preset": None if preset == "paper" else preset, **fields, **grid}
+    preset_given = None if preset == "paper" else preset
+    cell = {"preset": preset_given, **fields, "epoch_rounds": epoch_rounds}
     folder = out or _own_folder(f"reproduce-{scale}", overrides, cell)
-    search = paper.Search(readings, tuple(only or ()), together)
+    some = reproduction.REHEARSED_READINGS if part == "all" and scale == "small" else ()
+    search = paper.Search(readings, tuple(only or some), together)
     base = load_config(preset, changes)
-    options.tell_idle(preset, load_config(preset, options.with_fields(overrides, fields)))
+    # Trainings of many readings are fewer, unless a user says how many.
+    default = paper.SCALES[scale].grid.reading_trainings
+    trainings = load_config(preset, [*changes, f"run.seeds={default}", *given]).run.seeds
+    grid = {"epoch_rounds": epoch_rounds, "reading_trainings": trainings}
+    options.tell_idle(preset, load_config(preset, given))
     with options.running("%", 100, f"the same command continues in {folder}") as tell:
         work = paper.Work(lambda share, doing: tell(100 * share, doing))
         chat = (lambda line: None) if options.watched() else say  # who sees a bar needs no lines
-        setting = paper.checked_setting(folder, base, scale, grid, say, search, chat, work)
+        asked = paper.Asked(preset, tuple(given))
+        setting = paper.checked_setting(folder, base, scale, grid, say, search, chat, work, asked)
         if overwrite:
-            begin_anew(folder, "reproduce.json", ["claims.md", "results.*", *paper.PARTS])
-        page = paper.reproduce(setting, paper.ALL if part == "all" else [part], redraw)
-    if part == "readings":
-        options.echo(f"table: {folder / 'readings' / 'readings.md'}")
+            begin_anew(folder, "reproduce.json", ["claims.md", "results.*", *reproduction.PARTS])
+        parts = reproduction.WORDS.get(part, (part,))
+        page = reproduction.reproduce(setting, parts, redraw)
+    if parts[0] not in reproduction.PAPER:
+        options.echo(f"tables: {folder / part / f'{part}.md'}")
         return
     options.echo(page)
     options.echo(f"claims: {folder / 'claims.md'}")
@@ -104,15 +114,35 @@ def reproduce(
 
 def _check_asked(part: str, scale: str, for_readings: Mapping[str, object]) -> None:
     from fedfade.errors import UserError, not_allowed
-    from fedfade.studies import paper
+    from fedfade.studies import paper, reproduction
 
-    if part not in (*paper.PARTS, "all"):
-        raise not_allowed("part", part, f"one of {', '.join(paper.PARTS)} or all")
+    if part not in {*reproduction.PARTS, *reproduction.WORDS}:
+        *names, last = *reproduction.PARTS, *reproduction.WORDS
+        raise not_allowed("part", part, f"one of {', '.join(names)} or {last}")
     if scale not in paper.SCALES:
         raise not_allowed("--scale", scale, f"one of {', '.join(paper.SCALES)}")
     for option, given in for_readings.items():
         if given and part != "readings":
             raise UserError(f"{option} belongs to part readings: leave it out of part {part}.")
+
+
+@contextmanager
+def _study(folder: Path, name: str, base: Config) -> Iterator[Callable[[_Tables, Any], None]]:
+    """The folder of a study of its own, held, with who made it; yields what leaves results there:
+    a function of the tables computed and what was drawn from them."""
+    from fedfade.device import pick_device
+    from fedfade.experiments.run_folder import provenance
+    from fedfade.storage import folder_lock, write_json, write_text
+    from fedfade.studies.frames import Drawn, write_figures, write_tables
+
+    def leave(tables: _Tables, drawn: Drawn) -> None:
+        write_tables(folder, {**tables, **drawn.tables})
+        write_figures(folder, drawn.figures)
+        write_text(folder / f"{name}.md", f"{drawn.text}\n")
+
+    with options.stopping_cleanly(f"the same command continues in {folder}"), folder_lock(folder):
+        write_json(folder / f"{name}.json", provenance(base, pick_device(base.run.device)))
+        yield leave
 
 
 def ladder(
@@ -130,12 +160,7 @@ def ladder(
     overrides: options.SetOption = None,
 ) -> None:
     """Uploads per round against what clients know, over SNR, spread of gains and speed."""
-    from pandas import DataFrame
-
-    from fedfade.device import pick_device
-    from fedfade.experiments.run_folder import provenance
-    from fedfade.storage import begin_anew, folder_lock, write_json
-    from fedfade.studies.frames import write_frame
+    from fedfade.storage import begin_anew
     from fedfade.studies.ladder import page, played, rungs
 
     options.use_threads(threads)
@@ -146,22 +171,14 @@ def ladder(
     folder = out or _own_folder(f"ladder-{Path(preset).stem}", overrides, counts)
     if overwrite:
         begin_anew(folder, "ladder.json", ["runs", "accuracy", "*.csv", "*.png", "ladder.md"])
-    with options.stopping_cleanly(f"the same command continues in {folder}"), folder_lock(folder):
-        made_by = provenance(asked.base, pick_device(asked.base.run.device))
-        write_json(folder / "ladder.json", made_by)
-        with options.time_left("cells", len(asked.cells)) as tell:
-            lines = played.play(asked, folder, tell)
-        table, policies = played.ladder_table(asked, lines), played.policy_table(asked, lines)
-        write_frame(folder / "ladder.csv", table)
-        write_frame(folder / "policies.csv", policies)
-        accuracies = DataFrame()
-        if accuracy:
-            runs = played.accuracy_runs(asked, folder, table)
-            with options.time_left("rounds", sum(run.config.run.rounds for run in runs)) as tell:
-                accuracies = played.accuracy_table(asked, runs, table, tell)
-            write_frame(folder / "accuracy.csv", accuracies)
-        page.write_page(asked, folder, table, policies, accuracies)
+    with _study(folder, "ladder", asked.base) as leave:
+        tables = played.compute(asked, folder, options.time_left, accuracy)
+        drawn = page.draw(asked, tables)
+        leave(
+            tables, drawn._replace(text=f"# What a bit of channel knowledge buys\n\n{drawn.text}")
+        )
 
+    table = tables["ladder"]
     over_cells = table.pivot_table(index="speed", columns="rung", values="uploads", sort=False)
     shown = Table("m/s", *over_cells.columns, box=None, header_style="bold")
     for speed, uploads in over_cells.iterrows():
@@ -190,10 +207,7 @@ def levers(
 
     Parts are paper, heavy, payload, clients and order.
     """
-    from fedfade.device import pick_device
-    from fedfade.experiments.run_folder import provenance
-    from fedfade.storage import begin_anew, folder_lock, write_json
-    from fedfade.studies.frames import write_frame
+    from fedfade.storage import begin_anew
     from fedfade.studies.levers import page, plan, runs
 
     options.use_threads(threads)
@@ -203,17 +217,9 @@ def levers(
     folder = out or _own_folder(f"levers-{scale}", overrides, fields)
     if overwrite:
         begin_anew(folder, "levers.json", ["runs", "*.csv", "*.png", "levers.md"])
-    with options.stopping_cleanly(f"the same command continues in {folder}"), folder_lock(folder):
-        base = asked.parts[0].base
-        write_json(folder / "levers.json", provenance(base, pick_device(base.run.device)))
-        planned = runs.planned_runs(asked, folder)
-        with options.time_left("rounds", sum(run.config.run.rounds for run in planned)) as tell:
-            rows = runs.played(asked, planned, tell)
-        table, curve = runs.ends(asked, rows), runs.curves(rows)
-        claims, lines = runs.judged(asked, table), runs.summary(asked, table, curve)
-        for name, frame in (("seeds", table), ("curves", curve), ("claims", claims)):
-            write_frame(folder / f"{name}.csv", frame)
-        write_frame(folder / "levers.csv", lines)
-        page.write_page(asked, folder, lines, claims)
-    options.echo(page.page(asked, lines, claims))
+    with _study(folder, "levers", asked.parts[0].base) as leave:
+        tables = runs.compute(asked, folder, options.time_left)
+        drawn = page.draw(asked, tables)
+        leave(tables, drawn)
+    options.echo(drawn.text)
     options.echo(f"tables: {folder / 'levers.md'}")

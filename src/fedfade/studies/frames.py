@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,9 +14,10 @@ from fedfade.config import Config
 from fedfade.errors import UserError
 from fedfade.experiments import Row
 from fedfade.shown import cell, from_cell, marked
-from fedfade.storage import read_bytes, write_text
+from fedfade.storage import read_bytes, save_figure, write_text
 
-_TEXT = ("policy", "winner", "next", "training", "cell", "rung", "learned", "hidden", "reading")
+_TEXT = {"policy", "winner", "next", "training", "cell", "rung", "learned", "hidden", "reading"}
+_TEXT |= {"point"}
 """Columns of text, even where it looks like a number."""
 
 
@@ -83,6 +85,36 @@ def markdown(headings: Sequence[object], rows: Iterable[Iterable[object]]) -> st
 
     head, *lines = map(line, (headings, *rows))
     return "\n".join([head, f"|{'---|' * len(headings)}", *lines])
+
+
+Figure = Any
+"""Matplotlib's, which need not be installed: without it tables must do."""
+
+
+class Drawn(NamedTuple):
+    """What a part or a study makes of its tables."""
+
+    facts: dict[str, Any]  # what claims are judged by
+    text: str  # Markdown
+    figures: Mapping[str, Callable[[], Figure]]  # by file name
+    tables: Mapping[str, DataFrame] = {}  # those made from other tables, likewise
+
+
+def write_tables(folder: Path, tables: Mapping[str, DataFrame]) -> None:
+    """Each in a file of its name."""
+    for name, table in tables.items():
+        write_frame(folder / f"{name}.csv", table)
+
+
+def write_figures(folder: Path, figures: Mapping[str, Callable[[], Figure]]) -> None:
+    """Each in a file of its name, where Matplotlib is installed."""
+    for name, figure in figures.items():
+        with suppress(ImportError):  # a machine that only computes need not have it
+            save_figure(figure(), folder / f"{name}.png")
+
+
+Bar = Callable[[str, int], AbstractContextManager[Callable[[float, str], None]]]
+"""A progress bar of (unit, total) that yields a function of (done, what is being done)."""
 
 
 class StudyRun(NamedTuple):

@@ -1,17 +1,16 @@
 """The ladder to look at: one picture of all cells, and tables to paste."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 from pandas import DataFrame
 
 from fedfade.radio import LIGHT_MPS
 from fedfade.shown import drawn
-from fedfade.storage import save_figure, write_text
-from fedfade.studies.frames import markdown, matching
+from fedfade.studies.frames import Drawn, Figure, markdown, matching
 from fedfade.studies.ladder.played import fading_memory
 from fedfade.studies.ladder.rungs import OWN, Ladder
 from fedfade.style import headline, label, panels, shade
@@ -23,21 +22,36 @@ KNOWN = {"block-fading-schedule": "x", "shortest-remaining-first": "+"}  # from 
 _MATCHING = "deadline-matching"
 
 
-def write_page(
-    ladder: Ladder, out: Path, table: DataFrame, policies: DataFrame, accuracies: DataFrame
-) -> None:
-    """`ladder.png`, `ladder.md` and, where there are federated runs, `accuracy.png`."""
+def draw(ladder: Ladder, tables: Mapping[str, DataFrame]) -> Drawn:
+    """Facts, tables to paste and pictures from what `played.compute` found."""
+    cell = ladder.cells[0]
+    played = {"seeds": cell.config.run.seeds, "rounds": list(cell.rounds)}
+    facts: dict[str, Any] = {"setting": {"data": ladder.base.learning.data, **played}}
+    facts |= {name: table.to_dict("records") for name, table in tables.items()}
+    accuracies = tables.get("accuracy", DataFrame())  # federated runs have to be asked for
+    text = _text(ladder, tables["ladder"], tables["policies"], accuracies)
+    return Drawn(facts, text, _figures(ladder, tables["ladder"], tables["policies"], accuracies))
+
+
+def _figures(
+    ladder: Ladder, table: DataFrame, policies: DataFrame, accuracies: DataFrame
+) -> Mapping[str, Callable[[], Figure]]:
+    """`ladder` and, where there are federated runs, `accuracy`."""
     shown = policies[(policies["learned"] == "yes") | policies["policy"].isin([*KNOWN])]
-    save_figure(ladder_figure(ladder, ladder.names, table, shown, "uploads"), out / "ladder.png")
+    figures = {"ladder": partial(ladder_figure, ladder, ladder.names, table, shown, "uploads")}
     if len(accuracies):
         names = list(dict.fromkeys(cell.name for cell in ladder.accuracy_cells))
         best, agents = (matching(accuracies, learned=answer) for answer in ("no", "yes"))
-        save_figure(ladder_figure(ladder, names, best, agents, "accuracy"), out / "accuracy.png")
+        figures["accuracy"] = partial(ladder_figure, ladder, names, best, agents, "accuracy")
+    return figures
+
+
+def _text(ladder: Ladder, table: DataFrame, policies: DataFrame, accuracies: DataFrame) -> str:
+    """Tables, the best of every rung first."""
     config = ladder.cells[0].config
     first, last = config.run.seed, config.run.seed + config.run.seeds - 1
     rounds = ", ".join(map(str, ladder.cells[0].rounds))
     text = [
-        "# What a bit of channel knowledge buys",
         f"Uploads per round of {counted(config.learning.clients, 'client')}, seeds {first} to "
         f"{last}, rounds {rounds} of each; in brackets the standard error over seeds.",
         markdown(["rung", "knows, besides all above"], [[r.name, r.knows] for r in ladder.rungs]),
@@ -58,7 +72,7 @@ def write_page(
     if len(accuracies):
         text += ["## Final accuracy", _long(accuracies, "accuracy")]
     text += ["## All policies", _long(matching(policies, learned="no"), "uploads")]
-    write_text(out / "ladder.md", "\n\n".join(text) + "\n")
+    return "\n\n".join(text)
 
 
 def _title(ladder: Ladder, name: str) -> str:

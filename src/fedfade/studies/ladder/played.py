@@ -19,14 +19,37 @@ from fedfade.experiments import Uplink, compare_many
 from fedfade.experiments.run_folder import mark
 from fedfade.learning import listed, payload_bits
 from fedfade.radio import gain_statistics
-from fedfade.studies.frames import StudyRun, kept, labelled, matching
+from fedfade.studies.frames import Bar, StudyRun, kept, labelled, matching
 from fedfade.studies.ladder.rungs import FIRST_SEED, OWN, Agents, Ladder, LadderCell, as_trained
 from fedfade.studies.noise import mean_error
-from fedfade.studies.paper.setting import QMIX
+from fedfade.studies.paper.setting import PLAYED_ROUND, QMIX
 from fedfade.uplink import Round, scenario_from_config
 from fedfade.uplink.gradients import SyntheticGradients
 
 _CELL = ["cell", "speed"]
+
+
+def compute(ladder: Ladder, out: Path, bar: Bar, accuracy: bool = True) -> dict[str, DataFrame]:
+    """The tables of the study, those of federated runs too where asked for; what is finished is
+    read."""
+    with bar("cells", len(ladder.cells)) as tell:
+        lines = play(ladder, out, tell)
+    table = ladder_table(ladder, lines)
+    tables = {"ladder": table, "policies": policy_table(ladder, lines)}
+    if accuracy:
+        runs = accuracy_runs(ladder, out, table)
+        with bar("rounds", sum(run.config.run.rounds for run in runs)) as tell:
+            tables["accuracy"] = accuracy_table(ladder, runs, table, tell)
+    return tables
+
+
+def amounts(ladder: Ladder) -> dict[str, float]:
+    """The work of `compute` by its bars, in federated rounds of one run; which policies learn, the
+    rounds without learning say, one a rung at most."""
+    cell, run = ladder.cells[0], ladder.base.run
+    played = len(ladder.cells) * len(cell.rounds) * cell.config.run.seeds * len(ladder.policies)
+    learning = len(ladder.accuracy_cells) * len(ladder.rungs) * run.seeds * run.rounds
+    return {"cells": PLAYED_ROUND * played, "rounds": float(learning)}
 
 
 def play(ladder: Ladder, out: Path, tell: Callable[[int, str], None]) -> DataFrame:

@@ -1,16 +1,15 @@
 """The study to look at: two pictures, accuracy by combination and against load; tables to paste."""
 
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 from pandas import DataFrame, Series
 
-from fedfade.storage import save_figure, write_text
-from fedfade.studies.frames import markdown, matching
+from fedfade.studies.frames import Drawn, Figure, markdown, matching
 from fedfade.studies.levers.plan import LeverPart, Levers
-from fedfade.studies.levers.runs import ENOUGH
+from fedfade.studies.levers.runs import ENOUGH, judged, summary
 from fedfade.style import blank, headline, panels, shade
 
 _OVER_LOAD = "payload"
@@ -26,19 +25,23 @@ _SHOWN = {
 """Lines of that part, each with its colour (a codec) and stroke (an allocation)."""
 
 
-def write_page(levers: Levers, out: Path, table: DataFrame, claims: DataFrame) -> None:
-    """`levers.png` and `load.png`, where Matplotlib is installed, and `levers.md`."""
-    with suppress(ImportError):  # a machine that only computes need not have it
-        write_load_picture(levers, out, table)
-        save_figure(levers_figure(levers, table), out / "levers.png")
-    write_text(out / "levers.md", page(levers, table, claims))
+def draw(levers: Levers, tables: Mapping[str, DataFrame]) -> Drawn:
+    """Facts, tables to paste and pictures from what `runs.compute` found."""
+    table = summary(levers, tables["seeds"], tables["curves"])
+    claims, run = judged(levers, tables["seeds"]), levers.parts[0].base.run
+    made = {"levers": table, "claims": claims}
+    facts: dict[str, Any] = {"setting": {"seeds": run.seeds, "rounds": run.rounds}}
+    facts |= {name: own.to_dict("records") for name, own in made.items()}
+    return Drawn(facts, page(levers, table, claims), figures(levers, table), made)
 
 
-def write_load_picture(levers: Levers, out: Path, table: DataFrame) -> None:
-    """`load.png`, where the part over payloads was played."""
+def figures(levers: Levers, table: DataFrame) -> Mapping[str, Callable[[], Figure]]:
+    """`levers`, and `load` where the part over payloads was played."""
+    found = {"levers": partial(levers_figure, levers, table)}
     for part in levers.parts:
         if part.name == _OVER_LOAD:
-            save_figure(load_figure(part, matching(table, part=part.name)), out / "load.png")
+            found["load"] = partial(load_figure, part, matching(table, part=part.name))
+    return found
 
 
 def page(levers: Levers, table: DataFrame, claims: DataFrame) -> str:
@@ -65,7 +68,7 @@ def page(levers: Levers, table: DataFrame, claims: DataFrame) -> str:
             rows = [_row(line)[: len(heads)] for line in here.to_dict("records")]
             title = [f"**{point}**"] if len(part.points) > 1 else []
             text += [*title, markdown(heads, rows)]
-    return "\n\n".join(text) + "\n"
+    return "\n\n".join(text)
 
 
 def _claim(row: Any, early: int) -> list[str]:

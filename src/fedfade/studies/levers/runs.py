@@ -10,12 +10,27 @@ from fedfade.config import changed
 from fedfade.device import pick_device
 from fedfade.experiments import compare_many
 from fedfade.experiments.run_folder import mark
-from fedfade.studies.frames import StudyRun, labelled, matching
+from fedfade.studies.frames import Bar, StudyRun, labelled, matching
 from fedfade.studies.levers.plan import Levers, fits
 from fedfade.studies.noise import Difference, beyond, paired
 
 ENOUGH = 0.95  # of what perfect upload ends at
 LINE = ["part", "point", "allocation", "codec", "server"]
+
+
+def compute(levers: Levers, out: Path, bar: Bar) -> dict[str, DataFrame]:
+    """The tables of the study; what is finished is read."""
+    planned = planned_runs(levers, out)
+    with bar("rounds", sum(run.config.run.rounds for run in planned)) as tell:
+        rows = played(levers, planned, tell)
+    return {"seeds": ends(levers, rows), "curves": curves(rows)}
+
+
+def amounts(levers: Levers) -> dict[str, float]:
+    """The work of `compute` by its bar, in federated rounds of one run."""
+    configs = [run.config for run in planned_runs(levers, Path())]
+    runs = (c.run.rounds * c.run.seeds * len(c.allocation.policies) for c in configs)
+    return {"rounds": float(sum(runs))}
 
 
 def planned_runs(levers: Levers, out: Path) -> list[StudyRun]:

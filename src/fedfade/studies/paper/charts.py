@@ -1,7 +1,7 @@
 """The figures of a reproduction, all drawn from its tables."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from pandas import DataFrame
@@ -12,22 +12,9 @@ from fedfade.errors import UserError
 from fedfade.experiments.figures import colour, of_seeds, share_map
 from fedfade.learning.plots import TERMS
 from fedfade.shown import drawn
-from fedfade.studies.frames import matching
+from fedfade.studies.frames import Figure, matching
 from fedfade.studies.noise import TIE
 from fedfade.style import blank, headline, label, legend_below, panels, shade
-
-Figure = Any
-"""Matplotlib's, which need not be installed: without it tables must do."""
-
-
-class Drawn(NamedTuple):
-    """What a part makes of its tables."""
-
-    facts: dict[str, Any]  # what claims are judged by
-    text: str  # Markdown
-    figures: Mapping[str, Callable[[], Figure]]  # by file name
-    tables: Mapping[str, DataFrame] = {}  # those made from other tables, by PART/NAME
-
 
 _VARIANTS = {
     "nothing": (colour("qmix", []), "full observation"),

@@ -22,7 +22,7 @@ from fedfade.experiments.figures import of_seeds
 from fedfade.experiments.run_folder import decisive, mark
 from fedfade.learning import class_counts, deal, load_data, payload_bits
 from fedfade.learning.plots import class_distribution
-from fedfade.studies.frames import curve_table, final_table, kept, markdown, matching
+from fedfade.studies.frames import Drawn, curve_table, final_table, kept, markdown, matching
 from fedfade.studies.noise import Difference, paired
 from fedfade.studies.paper import charts, trial
 from fedfade.studies.paper.runs import (
@@ -64,7 +64,7 @@ def compute_partition(setting: Setting) -> dict[str, DataFrame]:
     return {"partition/classes": pd.concat(tables)}
 
 
-def draw_partition(setting: Setting) -> charts.Drawn:
+def draw_partition(setting: Setting) -> Drawn:
     """The paper's stacked bars for the first seed; the spread of class shares over all."""
     lines = setting.table("partition/classes").set_index(["alpha", "seed", "client"])
     seeds, classes = lines.index.unique("seed"), [*lines.columns]
@@ -79,7 +79,7 @@ def draw_partition(setting: Setting) -> charts.Drawn:
     text += markdown(["alpha", "deviation"], [[f"{a:g}", f"{s:.3f}"] for a, s in spread.items()])
     facts = {"share_std": {f"{alpha:g}": value for alpha, value in spread.items()}}
     picture = partial(class_distribution, counts, classes, title)
-    return charts.Drawn(facts, text, {"partition": picture})
+    return Drawn(facts, text, {"partition": picture})
 
 
 def _training_curve(setting: Setting, hide: Sequence[Hide] = ()) -> DataFrame:
@@ -110,7 +110,7 @@ def compute_reward(setting: Setting) -> dict[str, DataFrame]:
     return {"reward/curve": _training_curve(setting)}
 
 
-def draw_reward(setting: Setting) -> charts.Drawn:
+def draw_reward(setting: Setting) -> Drawn:
     """The reward of an episode against training episodes, over all training seeds."""
     lines = setting.table("reward/curve")
     title = f"QMIX, alpha {setting.centre.alpha:g}, n_c {setting.centre.clusters}"
@@ -124,7 +124,7 @@ def draw_reward(setting: Setting) -> charts.Drawn:
     episodes = int(lines["episodes"].iloc[-1])
     text = f"Mean reward of an episode by tenths of {counted(episodes, 'episode')}:\n\n"
     facts = {"episodes": episodes, "seeds": seeds.to_dict("records")}
-    return charts.Drawn(facts, text + markdown(heads, rows), {"reward": figure})
+    return Drawn(facts, text + markdown(heads, rows), {"reward": figure})
 
 
 def compute_accuracy(setting: Setting) -> dict[str, DataFrame]:
@@ -177,7 +177,7 @@ def _inputs(setting: Setting, hide: Sequence[Hide] = ()) -> DataFrame:
     return kept(setting.out / "reward" / "runs" / f"inputs-{name}.csv", play)
 
 
-def draw_accuracy(setting: Setting, part: str = "accuracy") -> charts.Drawn:
+def draw_accuracy(setting: Setting, part: str = "accuracy") -> Drawn:
     """Curves, who is served at the centre, and what the claims are judged by."""
     final, curves = setting.table(f"{part}/final"), setting.table(f"{part}/curves")
     grid = partial(charts.accuracy_grid, curves, final["seed"].nunique())
@@ -185,7 +185,7 @@ def draw_accuracy(setting: Setting, part: str = "accuracy") -> charts.Drawn:
     learned = trial.learned_facts(setting.table(f"{part}/inputs"))
     text = f"{_text(final)}\n\n{_swap_text({'nothing': learned})}"
     facts = {**facts_of(final), "learned": learned}
-    return charts.Drawn(facts, text, {part: grid, "served": served})
+    return Drawn(facts, text, {part: grid, "served": served})
 
 
 def _swap_text(variants: Mapping[str, Mapping[str, Any]]) -> str:
@@ -288,7 +288,7 @@ def compute_ablation(setting: Setting) -> dict[str, DataFrame]:
     }
 
 
-def draw_ablation(setting: Setting) -> charts.Drawn:
+def draw_ablation(setting: Setting) -> Drawn:
     """What agents lose without the gradient deviation, or without the small-scale fading."""
     training, final = setting.table("ablation/curve"), setting.table("ablation/final")
     rows, variants = [], []
@@ -317,7 +317,7 @@ def draw_ablation(setting: Setting) -> charts.Drawn:
         "fading_more": paired(final, {"hidden": "gradient"}, {"hidden": "fading"}),
     }
     figure = partial(charts.ablation, training, final)
-    return charts.Drawn(facts, text, {"ablation": figure})
+    return Drawn(facts, text, {"ablation": figure})
 
 
 def compute_bound(setting: Setting) -> dict[str, DataFrame]:
@@ -344,7 +344,7 @@ def compute_bound(setting: Setting) -> dict[str, DataFrame]:
     return tables
 
 
-def draw_bound(setting: Setting) -> charts.Drawn:
+def draw_bound(setting: Setting) -> Drawn:
     """Rank correlations, the scatter behind them, and the terms."""
     final, biases = setting.table("accuracy/final"), setting.table("accuracy/bias")
     terms = {policy: setting.table(f"bound/terms-{policy}") for policy in BASELINES}
@@ -376,7 +376,7 @@ def draw_bound(setting: Setting) -> charts.Drawn:
         "terms": partial(charts.bound_terms, terms),
     }
     facts = {"cells": cells, "terms": held}
-    return charts.Drawn(facts, text, figures, {"bound/correlation": DataFrame(cells)})
+    return Drawn(facts, text, figures, {"bound/correlation": DataFrame(cells)})
 
 
 def correlation(lines: DataFrame) -> dict[str, float]:

@@ -23,7 +23,7 @@ from fedfade.config import Config, changed
 from fedfade.device import pick_device
 from fedfade.experiments.run_folder import decisive, mark
 from fedfade.storage import write_json
-from fedfade.studies.frames import kept, markdown, matching, means
+from fedfade.studies.frames import Drawn, kept, markdown, matching, means
 from fedfade.studies.noise import RULE, Difference, beyond, paired
 from fedfade.studies.paper import charts
 from fedfade.studies.paper.plan import Plan, Reading, load_plan
@@ -198,7 +198,7 @@ def _tried(setting: Setting, config: Config, folders: Sequence[Path]) -> DataFra
     return tried(config, setting.reading_seeds, numbers, source, PLAYED, trained, device)
 
 
-def draw(setting: Setting) -> charts.Drawn:
+def draw(setting: Setting) -> Drawn:
     """One row a reading, the swap test, a verdict per claim that names the readings."""
     plan, lines = load_plan(setting.search.file, setting.base), setting.table("readings/lines")
     tables = {str(name): own for name, own in lines.groupby("reading", sort=False)}
@@ -232,7 +232,7 @@ def draw(setting: Setting) -> charts.Drawn:
     }
     text = _text(setting, plan, lines, summary, verdicts)
     picture = partial(charts.readings, summary, setting.base.learning.clients)
-    return charts.Drawn(facts, text, {"readings": picture}, {"readings/readings": summary})
+    return Drawn(facts, text, {"readings": picture}, {"readings/readings": summary})
 
 
 def who_learned(uses: Mapping[str, Use]) -> dict[str, bool]:

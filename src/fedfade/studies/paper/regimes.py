@@ -24,7 +24,7 @@ from fedfade.device import one_thread, pick_device
 from fedfade.experiments.run_folder import mark
 from fedfade.experiments.uploads import Uplink
 from fedfade.learning import Payload, listed, payload_bits
-from fedfade.studies.frames import final_table, kept, markdown, means
+from fedfade.studies.frames import Drawn, final_table, kept, markdown, means
 from fedfade.studies.noise import beyond, paired
 from fedfade.studies.paper import charts
 from fedfade.studies.paper.runs import agent_folders, agents_mark, all_runs, compared, trained
@@ -158,7 +158,7 @@ def gains(lines: DataFrame, field: str, policies: Sequence[str]) -> DataFrame:
     return table
 
 
-def draw(setting: Setting) -> charts.Drawn:
+def draw(setting: Setting) -> Drawn:
     """Four maps, and the answer in numbers."""
     tables = {field: setting.table(f"regimes/{field}") for field in ("uploads", "accuracy")}
     everybody = [name for name in tables["uploads"]["policy"].unique() if name != PERFECT]
@@ -180,7 +180,7 @@ def draw(setting: Setting) -> charts.Drawn:
         "gains": answers,
     }
     made = {f"regimes/map-{field}-{who}": cells for (field, who), cells in maps.items()}
-    return charts.Drawn(facts, "\n\n".join(text), {"regimes": partial(charts.regimes, maps)}, made)
+    return Drawn(facts, "\n\n".join(text), {"regimes": partial(charts.regimes, maps)}, made)
 
 
 def sentence(field: str, who: str, found: DataFrame) -> str:

@@ -59,6 +59,7 @@ class Grid:
     bound_rounds: int = 20
     reading_seeds: int = 10  # that agents of a reading are tried on, and rounds of each
     reading_rounds: int = 10
+    reading_trainings: int = 3  # of many readings rather than of few
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,12 @@ _SMALL = """
     run.episodes_per_round=100 run.seeds=2 run.rounds=8 run.evaluate_every=2
 """
 _SMALL_GRID = Grid(
-    regime_rounds=5, epoch_rounds=2, bound_rounds=5, reading_seeds=4, reading_rounds=2
+    regime_rounds=5,
+    epoch_rounds=2,
+    bound_rounds=5,
+    reading_seeds=4,
+    reading_rounds=2,
+    reading_trainings=2,
 )
 SCALES = {"paper": PaperScale([], Grid()), "small": PaperScale(_SMALL.split(), _SMALL_GRID)}
 
@@ -112,6 +118,16 @@ class Search(NamedTuple):
 
 
 WHOLE_LIST = Search()
+
+
+class Asked(NamedTuple):
+    """What a user named besides the scale, for studies whose configurations are not the base."""
+
+    preset: str = "paper"
+    overrides: tuple[str, ...] = ()
+
+
+THE_PAPER = Asked()
 
 
 class Work:
@@ -164,6 +180,7 @@ class Setting:
     search: Search
     chat: Say  # for lines of progress, which a bar replaces
     work: Work
+    asked: Asked
 
     @property
     def rehearsal(self) -> bool:
@@ -240,6 +257,7 @@ def checked_setting(
     search: Search = WHOLE_LIST,
     chat: Say | None = None,
     work: Work | None = None,
+    asked: Asked = THE_PAPER,
 ) -> Setting:
     """A reproduction around a training cell; refused where tests would not be tests."""
     wanted = {name: value for name, value in (grid or {}).items() if value is not None}
@@ -249,7 +267,8 @@ def checked_setting(
         policy = load_shipped_policy(QMIX_PLUS, base)
         assert isinstance(policy, QmixPolicy)
         plus = digest(policy.agents.state_dict())[:8]
-    setting = Setting(out, base, chosen, scale, plus, say, search, chat or say, work or Work())
+    telling = (chat or say, work or Work())
+    setting = Setting(out, base, chosen, scale, plus, say, search, *telling, asked)
     if setting.centre not in setting.cells:
         raise UserError(
             f"the training cell {cell_name(setting.centre._asdict())} is none of the nine test "

@@ -1,4 +1,5 @@
-"""The parts of a reproduction, in order, and what each leaves behind.
+"""The parts of a reproduction, in order, and what each leaves behind: the paper's own, then studies
+that go on from it, which are also commands (`fedfade ladder`, `fedfade levers`) or only parts.
 
 DIR/PART/*.csv       what figures are drawn from
 DIR/PART/*.png       figures
@@ -11,8 +12,9 @@ DIR/results.json     the figures of all parts, with the command, the versions an
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,20 +24,36 @@ import pandas as pd
 from pandas import DataFrame
 
 from fedfade.agents import load_checkpoint
-from fedfade.config import Config
+from fedfade.config import Config, changed
 from fedfade.device import pick_device
 from fedfade.errors import UserError
 from fedfade.experiments.run_folder import provenance
 from fedfade.shown import marked
-from fedfade.storage import folder_lock, read_json, save_figure, write_json, write_text
-from fedfade.studies.frames import matching, means, read_frame, write_frame
+from fedfade.storage import folder_lock, read_json, write_json, write_text
+from fedfade.studies import link
+from fedfade.studies.frames import (
+    Bar,
+    Drawn,
+    matching,
+    means,
+    read_frame,
+    write_figures,
+    write_tables,
+)
+from fedfade.studies.ladder import page as ladder_page
+from fedfade.studies.ladder import played, rungs
+from fedfade.studies.levers import page as levers_page
+from fedfade.studies.levers import plan as levers_plan
+from fedfade.studies.levers import runs as levers_runs
 from fedfade.studies.paper import claims, readings, regimes
 from fedfade.studies.paper import questions as q
-from fedfade.studies.paper.charts import Drawn
+from fedfade.studies.paper.plan import load_plan
 from fedfade.studies.paper.setting import (
     BOUND_ROUND,
     EPISODE,
     PLAYED_ROUND,
+    SCALES,
+    Clock,
     Setting,
     check_unseen,
     checked_setting,
@@ -51,8 +69,106 @@ class PaperPart(NamedTuple):
     draw: Callable[[Setting], Drawn]
 
 
+class Study(NamedTuple):
+    """A question beyond the paper's, whose tables have names without a part's."""
+
+    title: str
+    plan: Callable[[Setting], Any]  # what is asked for
+    amounts: Callable[[Any], dict[str, float]]  # the work of each bar, in rounds of one run
+    compute: Callable[[Any, Path, Bar], Mapping[str, DataFrame]]
+    draw: Callable[[Any, Mapping[str, DataFrame]], Drawn]
+    tables: Sequence[str]  # that are drawn from
+
+
+def _ladder(setting: Setting) -> rungs.Ladder:
+    scale = "small" if setting.rehearsal else "full"
+    rounds = min(rungs.SCALES[scale].rounds, setting.base.run.rounds)
+    preset, overrides = setting.asked
+    return rungs.make_ladder(preset, scale, rounds=rounds, overrides=overrides)
+
+
+def _levers(setting: Setting) -> levers_plan.Levers:
+    if not setting.rehearsal:
+        return levers_plan.load_levers("paper", overrides=setting.asked.overrides)
+    shorter = ["run.seeds=2", "run.rounds=4", *setting.asked.overrides]
+    return levers_plan.load_levers("small", ["paper", "heavy"], shorter)
+
+
+def _links(setting: Setting) -> link.Links:
+    preset, overrides = setting.asked
+    if not setting.rehearsal:
+        return link.plan_links(preset, overrides, seeds=20, rounds=3)
+    small = [*SCALES[setting.scale].overrides, *overrides]
+    return link.plan_links(preset, small, seeds=2, rounds=1)
+
+
+STUDIES = {
+    "ladder": Study(
+        "What a bit of channel knowledge buys",
+        _ladder,
+        played.amounts,
+        played.compute,
+        ladder_page.draw,
+        ("ladder", "policies", "accuracy"),
+    ),
+    "levers": Study(
+        "Allocation, compression or aggregation?",
+        _levers,
+        levers_runs.amounts,
+        levers_runs.compute,
+        levers_page.draw,
+        ("seeds", "curves"),
+    ),
+    "link": Study(
+        "Does it survive a real link?", _links, link.amounts, link.compute, link.draw, ("seeds",)
+    ),
+}
+
+
+def _as_part(name: str) -> PaperPart:
+    """A study as a part, in a folder of its own."""
+    study = STUDIES[name]
+
+    def named(tables: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
+        return {f"{name}/{table}": content for table, content in tables.items()}
+
+    def compute(setting: Setting) -> dict[str, DataFrame]:
+        asked = study.plan(setting)
+        return named(
+            study.compute(asked, setting.out / name, _bar(setting, name, study.amounts(asked)))
+        )
+
+    def draw(setting: Setting) -> Drawn:
+        drawn = study.draw(
+            study.plan(setting), {table: setting.table(f"{name}/{table}") for table in study.tables}
+        )
+        made = {"scale": setting.scale, **drawn.facts["setting"]}
+        return drawn._replace(facts={**drawn.facts, "setting": made}, tables=named(drawn.tables))
+
+    return PaperPart(study.title, compute, draw)
+
+
+def _bar(setting: Setting, name: str, amounts: Mapping[str, float]) -> Bar:
+    """Bars of a study as shares of the one bar of all parts."""
+    clock = Clock(setting.chat)
+
+    @contextmanager
+    def bar(unit: str, total: int) -> Iterator[Callable[[float, str], None]]:
+        before = 0.0
+
+        def tell(done: float, doing: str) -> None:
+            nonlocal before
+            clock(f"{name}: {done:g} of {total} {unit}, {doing}")
+            setting.work.add(amounts[unit] * (done - before) / max(1, total), doing)
+            before = done
+
+        yield tell
+
+    return bar
+
+
 _EPOCHS = "The centre cell with local epochs"
-PARTS = {
+PAPER = {
     "partition": PaperPart("Who owns which classes", q.compute_partition, q.draw_partition),
     "reward": PaperPart("Reward while training", q.compute_reward, q.draw_reward),
     "accuracy": PaperPart("Test accuracy in nine cells", q.compute_accuracy, q.draw_accuracy),
@@ -60,10 +176,15 @@ PARTS = {
     "ablation": PaperPart("Hidden observations", q.compute_ablation, q.draw_ablation),
     "bound": PaperPart("The bound's second term", q.compute_bound, q.draw_bound),
     "regimes": PaperPart("Who wins where", regimes.compute, regimes.draw),
-    "readings": PaperPart("Under which reading?", readings.compute, readings.draw),
 }
-ALL = tuple(name for name in PARTS if name != "readings")
-"""What `all` stands for: the search is a work of its own."""
+"""The paper's own parts."""
+_SEARCH = PaperPart("Under which reading?", readings.compute, readings.draw)
+PARTS = {**PAPER, **{name: _as_part(name) for name in STUDIES}, "readings": _SEARCH}
+"""All of it, by far the longest last."""
+WORDS = {"all": tuple(PARTS), "paper": tuple(PAPER)}
+"""What stands for several parts."""
+REHEARSED_READINGS = ("default", "fixed")
+"""Of our list, in a rehearsal of all parts."""
 _NEEDS = {part: {"reward"} for part in ("accuracy", "epochs", "ablation", "regimes")}
 _NEEDS["bound"] = {"reward", "accuracy"}
 """Parts whose runs others begin with."""
@@ -79,11 +200,14 @@ def reproduce(
     nothing is computed: figures and tables are made again from the CSV files."""
     if find_spec("matplotlib") is None:
         setting.say("Matplotlib is not installed: no pictures; --redraw makes them where it is")
+    if redraw:  # of several parts those that are there
+        parts = [part for part in parts if any((setting.out / part).glob("*.csv"))] or parts[:1]
+    else:
+        setting.work.plan(amounts(setting, parts))  # refuses what a part cannot do
     with folder_lock(setting.out):
         if not redraw:
             made_by = provenance(setting.base, pick_device(setting.base.run.device))
             write_json(setting.out / "reproduce.json", made_by)
-            setting.work.plan(amounts(setting, parts))
         for count, name in enumerate(parts):
             done(count)
             setting.work.begin(name)
@@ -114,8 +238,11 @@ def amounts(setting: Setting, parts: Sequence[str]) -> dict[str, float]:
         "ablation": 2 * (training + tests * trainings * rounds),
         "bound": 5 * grid.bound_rounds * BOUND_ROUND,
         "regimes": coarse * runs * rounds + runs * played,
-        "readings": training,
+        "readings": _search_amount(setting) if "readings" in parts else 0.0,
     }
+    for name in STUDIES.keys() & parts:
+        study = STUDIES[name]
+        each[name] = sum(study.amounts(study.plan(setting)).values())
     counted: set[str] = set()
     found = {}
     for part in parts:
@@ -125,20 +252,23 @@ def amounts(setting: Setting, parts: Sequence[str]) -> dict[str, float]:
     return found
 
 
+def _search_amount(setting: Setting) -> float:
+    """The trainings of part `readings`; to try their agents is little beside them."""
+    plan = load_plan(setting.search.file, setting.base)
+    trainings = len(plan.chosen(setting.search.only)) * setting.grid.reading_trainings
+    return EPISODE * setting.base.qmix.episodes * trainings
+
+
 def _make(setting: Setting, name: str, redraw: bool) -> None:
     part, folder = PARTS[name], setting.out / name
-
-    def write(tables: Mapping[str, DataFrame]) -> None:
-        for path, table in tables.items():
-            write_frame(setting.out / f"{path}.csv", table)
-
+    if name == "readings":
+        seeds = {"run.seeds": setting.grid.reading_trainings}
+        setting = replace(setting, base=changed(setting.base, seeds))
     if not redraw:
-        write(part.compute(setting))
+        write_tables(setting.out, part.compute(setting))
     drawn = part.draw(setting)
-    write(drawn.tables)
-    for file, figure in drawn.figures.items():
-        with suppress(ImportError):  # no Matplotlib
-            save_figure(figure(), folder / f"{file}.png")
+    write_tables(setting.out, drawn.tables)
+    write_figures(folder, drawn.figures)
     base, (trained, tested) = setting.base, check_unseen(setting)
     made_by = {
         "scale": setting.scale,
@@ -227,14 +357,17 @@ def _results(setting: Setting, claims_page: str) -> str:
         if text.is_file():
             pictures = sorted((setting.out / name).glob("*.png"), key=lambda p: p.stem != name)
             shown = [f"![{p.stem}]({name}/{p.name})" for p in pictures]
-            sections += [f"## {part.title}", marked(text.read_text()).rstrip(), *shown]
+            below = re.sub(r"(?m)^##", "###", marked(text.read_text()).rstrip())
+            sections += [f"## {part.title}", below, *shown]
     return "\n\n".join(sections) + "\n"
 
 
 def _head(found: Mapping[str, Any]) -> str:
     """What was run, in a few sentences: as part accuracy notes it, else reward, else the first."""
-    part = next(part for part in ("accuracy", "reward", *found) if part in found)
-    made = found[part]["setting"]
+    noted = [part for part in ("accuracy", "reward", *PAPER, "readings") if part in found]
+    if not noted:
+        return "None of the paper's parts has been run here."
+    made = found[noted[0]]["setting"]
     text = (
         f"Data {made['data']}, mobility {made['mobility']}, {counted(made['rounds'], 'round')}, "
         f"agents trained for {counted(made['episodes'], 'episode')} at alpha {made['alpha']:g}, "
@@ -249,14 +382,14 @@ def _head(found: Mapping[str, Any]) -> str:
 
 
 class Reproduce:
-    """`fedfade reproduce all` as a point of a sweep, on the paper's grids."""
+    """`fedfade reproduce paper` as a point of a sweep, on the paper's grids."""
 
     marker = "claims.md"  # written last
 
     def run(self, config: Config, folder: Path, tell: Callable[[int, int], None]) -> None:
-        """All parts in order."""
+        """The paper's own parts in order."""
         setting = checked_setting(folder, config, "paper")
-        reproduce(setting, ALL, done=lambda parts: tell(parts, len(ALL)))
+        reproduce(setting, [*PAPER], done=lambda parts: tell(parts, len(PAPER)))
 
     def lines(self, config: Config, folder: Path) -> list[dict[str, Any]] | None:
         """One line per policy in the training cell: means over seeds."""
