@@ -51,12 +51,11 @@ def read(name: str) -> DataFrame:
 
 def ladder(field: str) -> Figure:
     """Rungs of knowledge, without the folders of the agents that were tried."""
-    asked = make_ladder("paper")
     named = [Agents(name, [], [], []) for name in ("qmix", "qmix-plus")]
-    asked = asked._replace(agents=named)
+    asked = make_ladder("paper")._replace(agents=named)
     if field == "uploads":
         played = read("ladder-policies")
-        marked = (played["learned"] == "yes") | played["policy"].isin([*ladder_page.KNOWN])
+        marked = played["policy"].isin([*ladder_page.KNOWN])
         return ladder_page.ladder_figure(asked, asked.names, read("ladder"), played[marked], field)
     ends = read("ladder-accuracy")
     best, learned = (matching(ends, learned=answer) for answer in ("no", "yes"))

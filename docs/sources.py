@@ -223,9 +223,8 @@ def ladder() -> Iterator[Source]:
     yield "| m/s | gains |", ["ladder"], mean.to_numpy()
     walking = matching(rungs, cell="own")
     yield "| m/s | gains |", ["ladder"], grid(walking, "speed", "rung", columns, "uploads", "error")
-    name, shown = ["ladder-policies"], matching(played, learned="no")["policy"].unique()
-    each = wide(played, "policy", "speed")[SLOW_FIRST]
-    yield "| policy | 0.83 m/s |", name, each.loc[shown].to_numpy()
+    name, each = ["ladder-policies"], wide(played, "policy", "speed")[SLOW_FIRST]
+    yield "| policy | 0.83 m/s |", name, each.to_numpy()
     yield "**Planning is worth more", name, span(more(each.loc[PLAN], each.loc[BLOCK]))
     yield "| at 18.12 m/s | knows |", name, [each.loc[p, 18.12] for p in (PLAN, SHORTEST, RATE)]
     matched, none = each.loc[DEADLINE], each.loc[f"{DEADLINE}@250"]
