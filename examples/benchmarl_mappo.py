@@ -36,15 +36,14 @@ RIVALS = ("block-fading-schedule", "wrap-around-schedule", "random")
 class Course(Callback):
     """Lets entropy and rate fall to nothing, and says now and then how training goes."""
 
-    def __init__(self, given: argparse.Namespace, iterations: int, entropy: float) -> None:
+    def __init__(self, given: argparse.Namespace, iterations: int) -> None:
         super().__init__()
-        self.given, self.iterations, self.entropy = given, iterations, entropy
-        self.start = time.perf_counter()
+        self.given, self.iterations, self.start = given, iterations, time.perf_counter()
 
     def on_train_end(self, training_td: object, group: str) -> None:
         given, done = self.given, self.experiment.n_iters_performed + 1
         left = 1.0 - done / self.iterations
-        self.experiment.losses[group].entropy_coeff.fill_(self.entropy * left)
+        self.experiment.losses[group].entropy_coeff.fill_(given.entropy * left)
         for optimiser in self.experiment.optimizers[group].values():
             optimiser.param_groups[0]["lr"] = given.rate * max(left, 0.02)
         if done % given.every == 0:
@@ -76,8 +75,8 @@ def uploads(
     return delivered
 
 
-def begun(
-    given: argparse.Namespace, iterations: int, entropy: float, bits_paid: float, spread_db: float
+def prepared(
+    given: argparse.Namespace, folder: str, iterations: int, bits_paid: float, spread_db: float
 ) -> Experiment:
     """A training of some iterations; a payload of bits is paid `bits_paid`, an upload 1."""
     cells = {"radio.source": "gamma", "qmix.gain_spread_db": spread_db}
@@ -95,16 +94,14 @@ def begun(
     config.on_policy_minibatch_size = frames // 4
     config.on_policy_n_minibatch_iters = 4
     config.evaluation = config.render = config.create_json = False
-    config.loggers = []
+    config.loggers, config.save_folder = [], folder
     algorithm = MappoConfig.get_from_yaml()
-    algorithm.entropy_coef, algorithm.lmbda = entropy, 0.95
+    algorithm.entropy_coef, algorithm.lmbda = given.entropy, 0.95
     model = MlpConfig(
         num_cells=[128, 128], activation_class=torch.nn.Tanh, layer_class=torch.nn.Linear
     )
-    with tempfile.TemporaryDirectory() as folder:
-        config.save_folder = folder
-        parts = (task, algorithm, model, given.seed, config)
-        return Experiment(*parts, callbacks=[Course(given, iterations, entropy)])
+    parts = (task, algorithm, model, given.seed, config)
+    return Experiment(*parts, callbacks=[Course(given, iterations)])
 
 
 def main() -> None:
@@ -128,12 +125,13 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     warnings.simplefilter("ignore")
 
-    first = begun(given, given.iterations, given.entropy, given.bits_paid, given.spread_db)
-    first.run()
-    experiment = begun(given, given.more_iterations, given.entropy, 0.0, 0.0)
-    for group, loss in experiment.losses.items():  # actor and critic go on
-        loss.load_state_dict(first.losses[group].state_dict())
-    experiment.run()
+    with tempfile.TemporaryDirectory() as folder:
+        first = prepared(given, folder, given.iterations, given.bits_paid, given.spread_db)
+        first.run()
+        experiment = prepared(given, folder, given.more_iterations, bits_paid=0.0, spread_db=0.0)
+        for group, loss in experiment.losses.items():  # actor and critic go on
+            loss.load_state_dict(first.losses[group].state_dict())
+        experiment.run()
     found = uploads(experiment, given, "clustered", given.rounds)
     for name, count in found.items():
         echo(f"{name:24s} {count:.2f}")
