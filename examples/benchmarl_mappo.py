@@ -3,12 +3,11 @@
     pip install 'fedfade[peers]'
     python examples/benchmarl_mappo.py
 
-Nothing of fedfade.agents is used: a client observes its place in the order of expected times and
-decides every 50 slots. First it is paid for bits as well, in better and worse cells than the
-paper's: whoever uses a sub-band that is left over finds out in the end that it can finish there.
-Then it is paid for uploads alone, in the paper's. Trains on fading that is cheap to draw, and
-counts uploads on rounds of the `paper` cell that were not trained on, beside the block-fading
-schedule.
+Nothing of fedfade.agents is used: a client observes its place in the order of expected times,
+decides every 50 slots, and is paid for uploads. It is paid for bits as well, in better and worse
+cells than the paper's: whoever sends where a sub-band is left over finds out that it can finish
+there. Trains on fading that is cheap to draw, and counts uploads on rounds of the `paper` cell that
+were not trained on, beside the block-fading schedule.
 """
 
 import argparse
@@ -36,13 +35,13 @@ RIVALS = ("block-fading-schedule", "wrap-around-schedule", "random")
 class Course(Callback):
     """Lets entropy and rate fall to nothing, and says now and then how training goes."""
 
-    def __init__(self, given: argparse.Namespace, iterations: int) -> None:
+    def __init__(self, given: argparse.Namespace) -> None:
         super().__init__()
-        self.given, self.iterations, self.start = given, iterations, time.perf_counter()
+        self.given, self.start = given, time.perf_counter()
 
     def on_train_end(self, training_td: object, group: str) -> None:
         given, done = self.given, self.experiment.n_iters_performed + 1
-        left = 1.0 - done / self.iterations
+        left = 1.0 - done / given.iterations
         self.experiment.losses[group].entropy_coeff.fill_(given.entropy * left)
         for optimiser in self.experiment.optimizers[group].values():
             optimiser.param_groups[0]["lr"] = given.rate * max(left, 0.02)
@@ -75,40 +74,10 @@ def uploads(
     return delivered
 
 
-def prepared(
-    given: argparse.Namespace, folder: str, iterations: int, bits_paid: float, spread_db: float
-) -> Experiment:
-    """A training of some iterations; a payload of bits is paid `bits_paid`, an upload 1."""
-    cells = {"radio.source": "gamma", "qmix.gain_spread_db": spread_db}
-    # The weight of rates is that of as many payloads as there are sub-bands.
-    paid = {"allocation.reward.rate": bits_paid * load_config("qmix-hold").radio.subbands}
-    task = UplinkTask("qmix-hold", {"hold_slots": given.hold_slots, **cells, **paid})
-    frames = given.episodes * task.max_steps(task.get_env_fun(1, False, None, "cpu")())
-    config = ExperimentConfig.get_from_yaml()
-    config.sampling_device = config.train_device = config.buffer_device = given.device
-    config.prefer_continuous_actions = False
-    config.gamma, config.lr = 0.99, given.rate
-    config.max_n_iters, config.max_n_frames = iterations, None
-    config.on_policy_n_envs_per_worker = given.episodes
-    config.on_policy_collected_frames_per_batch = frames
-    config.on_policy_minibatch_size = frames // 4
-    config.on_policy_n_minibatch_iters = 4
-    config.evaluation = config.render = config.create_json = False
-    config.loggers, config.save_folder = [], folder
-    algorithm = MappoConfig.get_from_yaml()
-    algorithm.entropy_coef, algorithm.lmbda = given.entropy, 0.95
-    model = MlpConfig(
-        num_cells=[128, 128], activation_class=torch.nn.Tanh, layer_class=torch.nn.Linear
-    )
-    parts = (task, algorithm, model, given.seed, config)
-    return Experiment(*parts, callbacks=[Course(given, iterations)])
-
-
 def main() -> None:
     """Train, and print uploads a round on the way and at the end."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--iterations", type=int, default=700, help="paid for bits too")
-    parser.add_argument("--more-iterations", type=int, default=500, help="for uploads alone")
+    parser.add_argument("--iterations", type=int, default=1700)
     parser.add_argument("--episodes", type=int, default=500, help="of an iteration, side by side")
     parser.add_argument("--hold-slots", type=int, default=50)
     parser.add_argument("--spread-db", type=float, default=8.0, help="of gains between layouts")
@@ -116,7 +85,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=5e-4)
     parser.add_argument("--entropy", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--every", type=int, default=50, help="iterations between reports")
+    parser.add_argument("--every", type=int, default=150, help="iterations between reports")
     parser.add_argument("--layouts", type=int, default=200, help="to count uploads on")
     parser.add_argument("--rounds", type=int, default=10, help="of the last count, in each layout")
     parser.add_argument("--threads", type=int, default=2)
@@ -125,12 +94,31 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     warnings.simplefilter("ignore")
 
+    cells = {"radio.source": "gamma", "qmix.gain_spread_db": given.spread_db}
+    # The weight of rates is that of as many payloads as there are sub-bands.
+    paid = {"allocation.reward.rate": given.bits_paid * load_config("qmix-hold").radio.subbands}
+    task = UplinkTask("qmix-hold", {"hold_slots": given.hold_slots, **cells, **paid})
+    frames = given.episodes * task.max_steps(task.get_env_fun(1, False, None, "cpu")())
+    config = ExperimentConfig.get_from_yaml()
+    config.sampling_device = config.train_device = config.buffer_device = given.device
+    config.prefer_continuous_actions = False
+    config.gamma, config.lr = 0.99, given.rate
+    config.max_n_iters, config.max_n_frames = given.iterations, None
+    config.on_policy_n_envs_per_worker = given.episodes
+    config.on_policy_collected_frames_per_batch = frames
+    config.on_policy_minibatch_size = frames // 4
+    config.on_policy_n_minibatch_iters = 4
+    config.evaluation = config.render = config.create_json = False
+    config.loggers = []
+    algorithm = MappoConfig.get_from_yaml()
+    algorithm.entropy_coef, algorithm.lmbda = given.entropy, 0.95
+    model = MlpConfig(
+        num_cells=[128, 128], activation_class=torch.nn.Tanh, layer_class=torch.nn.Linear
+    )
     with tempfile.TemporaryDirectory() as folder:
-        first = prepared(given, folder, given.iterations, given.bits_paid, given.spread_db)
-        first.run()
-        experiment = prepared(given, folder, given.more_iterations, bits_paid=0.0, spread_db=0.0)
-        for group, loss in experiment.losses.items():  # actor and critic go on
-            loss.load_state_dict(first.losses[group].state_dict())
+        config.save_folder = folder
+        parts = (task, algorithm, model, given.seed, config)
+        experiment = Experiment(*parts, callbacks=[Course(given)])
         experiment.run()
     found = uploads(experiment, given, "clustered", given.rounds)
     for name, count in found.items():
