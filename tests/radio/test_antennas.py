@@ -38,6 +38,7 @@ def at_broadside(count: int, departure_spread_deg: float) -> tuple[Tensor, Large
         zenith_spread_deg=5.0 * one,
         departure_spread_deg=departure_spread_deg * one,
         gain_db=0.0 * one,
+        announced_db=0.0 * one,
     )
     return fold(stream(1, "place"), torch.arange(count)), place
 

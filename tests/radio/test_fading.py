@@ -124,6 +124,7 @@ def some_places(count: int, azimuth_spread_deg: float = 10.0) -> tuple[torch.Ten
         departure_spread_deg=10.0 * one,
         zenith_spread_deg=5 * one,
         gain_db=-100 * one,
+        announced_db=-100 * one,
     )
     return fold(stream(0, "test"), torch.arange(count)), place
 

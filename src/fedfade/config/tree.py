@@ -234,6 +234,12 @@ class CellConfig(_Branch):
     shadowing_decorrelation_m: Metres = _is(13.0, "distance at which its correlation is 1/e")
     ring_snr_db: Decibel = _is(20.0, "ring: mean SNR of every client at full power")
     ring_spread_db: Spread = _is(0.0, "ring: standard deviation of gains, drawn anew every round")
+    announced_error_db: Spread = _is(
+        0.0, "standard deviation of what announced gains are off, by client and round"
+    )
+    announced_above_db: Decibel = _is(
+        0.0, "how far announced gains are above the real ones; below 0: a margin"
+    )
     interference_cells: Whole = _is(
         0,
         "neighbouring cells of the same size whose clients are heard here; 6 all around",
@@ -247,6 +253,11 @@ class CellConfig(_Branch):
     def _faults(self) -> _Faults:
         if self.min_distance_m >= self.inner_radius_m:
             yield "cell.min_distance_m", self.min_distance_m, "less than the hexagon's inner radius"
+
+    @property
+    def told_exactly(self) -> bool:
+        """Whether announced gains are the real ones."""
+        return self.announced_error_db == self.announced_above_db == 0
 
     @property
     def inner_radius_m(self) -> float:

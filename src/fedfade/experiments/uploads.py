@@ -15,6 +15,7 @@ from fedfade.radio import Cell, Channel, OtherCells, db_to_linear
 from fedfade.randomness import streams
 from fedfade.uplink import (
     Round,
+    as_announced,
     draw_chance,
     plain_round,
     ready_slots,
@@ -99,7 +100,8 @@ class Uplink:
         drawn = channel.small_scale(self.seeds, numbers, [0], walk)
         fading, direction = (part[:, :, 0].flatten(0, 1) for part in drawn)
         others = self._other_cells.levels_w(self._walks, self.seeds, numbers, [0])
-        alpha = db_to_linear(walk.during(numbers).gain_db).flatten(0, 1)
+        place = walk.during(numbers)
+        alpha = db_to_linear(place.gain_db).flatten(0, 1)
         count = torch.tensor(numbers, dtype=torch.float32).to(alpha.device, non_blocking=True)
         round_ = plain_round(
             alpha=alpha,
@@ -109,6 +111,8 @@ class Uplink:
             age=torch.zeros_like(alpha),
             chance=draw_chance(self.scenario, self._keys("link", numbers)),
         )
+        if not self.config.cell.told_exactly:
+            round_ = as_announced(round_, (place.announced_db - place.gain_db).flatten(0, 1))
         ready = self._ready.repeat_interleave(len(numbers), 0)
         others_w = others.flatten(0, 2)
         return round_._replace(direction=direction, other_cells_w=others_w, ready_slot=ready)

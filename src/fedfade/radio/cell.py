@@ -33,6 +33,7 @@ class LargeScale:
     zenith_spread_deg: Tensor  # of arrival at the client
     departure_spread_deg: Tensor  # in azimuth, at the base station
     gain_db: Tensor  # antenna gain - path loss + shadowing: alpha = 10^(gain_db / 10)
+    announced_db: Tensor  # what all are told of it
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "LargeScale":
         """The same clients with every tensor changed alike."""
@@ -118,7 +119,11 @@ class Cell:
         spread_names = ["delay_spread_s", "azimuth_spread_deg", "zenith_spread_deg"]
         spread_names.append("departure_spread_deg")
         gain = gain.clamp(max=0.0)  # nothing arrives stronger than it was sent
+        announced = gain + cell.announced_above_db
+        if cell.announced_error_db:
+            announced = announced + cell.announced_error_db * normal(fold(keys, 4), ())
         found = {"distance_m": distance, "shadowing": independent[0], "gain_db": gain}
+        found |= {"announced_db": announced}
         return found | dict(zip(spread_names, spreads, strict=True))
 
     def gain_db(self, seeds: Ints, position: Tensor) -> Tensor:

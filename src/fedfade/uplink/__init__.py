@@ -32,6 +32,7 @@ from fedfade.uplink.slot import (
     Scenario,
     SlotAir,
     arrived,
+    as_announced,
     decode_action,
     draw_chance,
     hop,

@@ -21,6 +21,7 @@ from fedfade.uplink.slot import (
     RewardWeights,
     Round,
     Scenario,
+    as_announced,
     draw_chance,
     plain_round,
     scenario_from_config,
@@ -97,8 +98,8 @@ class Rounds:
         if self._inner is None or (cycle, number) != (self._cycle, self._round):
             self._inner = self.gradients.inner(self._tasks, number).to(self.device)
             self._cycle, self._round = cycle, number
-        gain_db = self._trajectory.at(number).gain_db + self._shift_db  # [task, client]
-        alpha = db_to_linear(gain_db)
+        place = self._trajectory.at(number)
+        alpha = db_to_linear(place.gain_db + self._shift_db)  # [task, client]
         played = len(self.seeds) * self.episodes
         fading, direction, other_cells_w = self._drawn(batch)
         round_ = plain_round(
@@ -109,6 +110,9 @@ class Rounds:
             age=torch.zeros(played, self.scenario.clients, device=self.device),
             chance=self._chance(self._fades, batch),
         )
+        if not self.config.cell.told_exactly:
+            off_db = place.announced_db - place.gain_db
+            round_ = as_announced(round_, off_db.repeat_interleave(self.episodes, 0))
         ready = self._ready.repeat_interleave(self.episodes, 0)
         return round_._replace(direction=direction, other_cells_w=other_cells_w, ready_slot=ready)
 

@@ -209,6 +209,16 @@ def plain_round(
     )
 
 
+def as_announced(round_: Round, off_db: Tensor) -> Round:
+    """A round whose announced gains are `off_db` [episode, client] above the real ones.
+
+    What a client measures beside its announced gain, its fading, is as far below: what arrives is
+    what it was.
+    """
+    off = db_to_linear(off_db)
+    return round_._replace(alpha=round_.alpha * off, fading=round_.fading / off[:, None, :, None])
+
+
 def draw_chance(scenario: Scenario, keys: Tensor) -> Tensor:
     """Numbers the link draws who gets through by, [episode, slot, client], none if it does not
     draw; `keys` [episode] seed them."""
