@@ -12,6 +12,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+# Python compiles what it imports, which is a small part of what is installed.
+INSTALL := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
 
 .PHONY: demo check test coverage lint docs pictures numbers tutorials kill fuzz soak clean
 
@@ -54,7 +56,7 @@ kill: .venv/tools
 
 SECONDS_EACH ?= 240
 fuzz: .venv/tools
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[fuzz]"
+	$(INSTALL) --editable ".[fuzz]"
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.reliability.fuzz --seconds $(SECONDS_EACH)
 
 soak: .venv/installed
@@ -63,12 +65,12 @@ soak: .venv/installed
 # torch first and by exact version: a range would fetch the CUDA build where there is no GPU.
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	$(INSTALL) torch
+	$(INSTALL) --editable .
 	touch $@
 
 .venv/tools: .venv/installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,flower,ray,peers,docs]"
+	$(INSTALL) --editable ".[dev,flower,ray,peers,docs]"
 	touch $@
 
 clean:

@@ -39,10 +39,11 @@ from fedfade.studies.ladder.rungs import Agents, make_ladder
 from fedfade.studies.levers import page as levers_page
 from fedfade.studies.levers.plan import load_levers
 from fedfade.studies.paper import charts, regimes
-from fedfade.style import panels, shade
+from fedfade.style import label, legend_below, panels, shade
 from fedfade.uplink.figures import link_figure, scenarios
 
 DOCS = Path(__file__).parent
+UPLOADS = "uploads per round, of 10"
 
 
 def read(name: str) -> DataFrame:
@@ -148,8 +149,35 @@ def who_packs() -> Figure:
     shown = [f"{name} ({about[name]})" if name in about else name for name in names]
     bars = axes.barh(shown, [found[name] for name in names], color=colours)
     axes.bar_label(bars, fmt="%.2f", padding=4)
-    axes.set_xlabel("uploads per round, of 10 (blue: learned)")
+    axes.set_xlabel(f"{UPLOADS} (blue: learned)")
     axes.grid(visible=False)
+    return figure
+
+
+def announced() -> Figure:
+    """Uploads against the error of announced gains, by what else is announced."""
+    told = {
+        "block-fading-schedule": "schedule: gains",
+        "wrap-around-choice": "plan: gains",
+        "wrap-around-feedback": "plan: and who has finished",
+        "deadline-matching@250": "matching: and what all have left",
+        "deadline-matching": "matching: that, and all fading",
+        "qmix-hold": "agents from scratch: gains",
+    }
+    table, field = read("announced-error"), "cell.announced_error_db"
+    figure, grid = panels(10, 4.2, 1, 2, sharey=True)
+    for axes, (cell, title) in zip(
+        grid.flat,
+        {"paper": "Clients uniform in the cell", "ring": "All at 20 dB"}.items(),
+        strict=True,
+    ):
+        own = matching(table, cell=cell).set_index(field)
+        for place, (policy, known) in enumerate(told.items()):
+            line = own[own["policy"] == policy]["uploads"]
+            axes.plot(line, color=shade(place), marker="o", markersize=4, label=known)
+        axes.set(ylim=(3, 7.2), xticks=range(5))
+        label(axes, title, "error of announced gains in dB", "" if axes is grid[0, 1] else UPLOADS)
+    legend_below(figure, grid[0, 0], 3)
     return figure
 
 
@@ -215,6 +243,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "levers": partial(levers, "paper", "payload", "clients", "order"),
     "levers-load": levers_by_load,
     "levers-paper": partial(levers, "paper", "paper"),
+    "announced": announced,
     "who-packs": who_packs,
     "round-learned": partial(turns, "paper", 2010, "wrap-around-schedule", "mappo-hold"),
     "round-packed": partial(turns, "ring", 1000, "block-fading-schedule", "qmix-plus"),
@@ -238,6 +267,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "perfect": perfect,
     "small-cell": partial(training, "small-cell-curves", 4, "QMIX on small-cell"),
     "mappo-hold-curve": partial(training, "mappo-hold-curves", 10, "MAPPO on mappo-hold"),
+    "qmix-hold-curve": partial(training, "qmix-hold-curves", 10, "QMIX on qmix-hold"),
     "sweep": sweep,
     "accuracy-seconds": lambda: accuracy_figure(rows("accuracy-seconds"), "seconds"),
 }

@@ -26,6 +26,7 @@ Source = tuple[Any, ...]
 NONE = math.nan
 BLOCK, PLAN, CHOICE = "block-fading-schedule", "wrap-around-schedule", "wrap-around-choice"
 RATE, SHORTEST, DEADLINE = "max-sum-rate", "shortest-remaining-first", "deadline-matching"
+FEEDBACK, PROGRESS = "wrap-around-feedback", "deadline-matching@250"
 PLUS, ALONE, HOLD = "qmix-plus", "max-individual-rate", "qmix-hold"
 FAST_FIRST, SLOW_FIRST = [18.12, 7.67, 0.83], [0.83, 7.67, 18.12]
 
@@ -249,6 +250,39 @@ def ladder() -> Iterator[Source]:
     yield "| cell | m/s | gains |", ["ladder-accuracy"], ends.to_numpy(), gained
 
 
+def announced() -> Iterator[Source]:
+    table, field = read("announced-error"), "cell.announced_error_db"
+    order = [BLOCK, CHOICE, FEEDBACK, PROGRESS, DEADLINE, RATE, HOLD, "mappo-hold"]
+    for cell in ("paper", "ring"):
+        by_error = wide(matching(table, cell=cell), "policy", field)
+        rows = by_error.loc[[*order, "size-free", "size-free-feedback"]]
+        yield "| | is told besides gains |", ["announced-error"], rows.to_numpy()
+    paper, ring = (wide(matching(table, cell=c), "policy", field) for c in ("paper", "ring"))
+    lost = -more(paper.loc[CHOICE], paper.loc[CHOICE, 0])
+    yield "- **The plan needs gains", ["announced-error"], lost[[1, 2, 3]]
+    finishes = paper.loc[FEEDBACK] - paper.loc[CHOICE]
+    progress = [by.loc[PROGRESS, 4] - by.loc[CHOICE, 4] for by in (paper, ring)]
+    yield "- **Feedback is worth most", ["announced-error"], finishes[[0, 4]], progress
+    above, columns = read("announced-above"), ["worse_db", "margin_db"]
+    cells = [wide(matching(above, cell=cell), columns, "policy") for cell in ("paper", "ring")]
+    shown = [(BLOCK, 0), (CHOICE, 0), (CHOICE, 1), (CHOICE, 2), (HOLD, 0), ("mappo-hold", 0)]
+    shown += [("size-free", 0), ("size-free", 1)]
+    rows = [
+        [found.loc[(worse, margin), policy] for policy, margin in shown for found in cells]
+        for worse in (0, 1, 2, 4)
+    ]
+    yield "| worse than believed by |", ["announced-above"], rows
+    careful = [more(by[CHOICE].xs(1, level=1), by[CHOICE].xs(0, level=1)) for by in cells]
+    margin = [-careful[0][0], -careful[1][0], careful[0][1], careful[0][2]]
+    yield "- **A margin of 1 dB", ["announced-above"], margin
+    own = wide(read("announced-margin"), "policy", field).loc[CHOICE]
+    both = own[[2, 3, 4]], paper.loc[CHOICE, [2, 3, 4]]
+    yield "- A margin does little", ["announced-margin", "announced-error"], both
+    rogue = wide(read("rogue"), "policy", "cell")
+    order = ["random", BLOCK, CHOICE, FEEDBACK, HOLD, "mappo-hold", "size-free"]
+    yield "| random | block-fading", ["rogue"], rogue.loc[[*order, "size-free-feedback"]].to_numpy()
+
+
 def lever(part: str, *names: str, point: str | None = None) -> dict[str, Any]:
     """Runs of `fedfade levers`: allocation, codec and server, which may be left out."""
     keys = ("allocation", "codec", "server")
@@ -387,10 +421,6 @@ def qmix_hold() -> Iterator[Source]:
         table, pupil = read(name), next(p for p in order if p.startswith("size-free"))
         own = matching(table, policy=pupil)[["ratio", "ratio_error"]]
         yield start, [name], np.hstack([wide(table, by, "policy")[order], own])
-    table, names = read("surprise"), [BLOCK, CHOICE, HOLD, "mappo-hold"]
-    rows = [wide(own, "policy", "cell").loc[names] for _, own in table.groupby("case", sort=False)]
-    start = "| | block-fading schedule | wrap-around-choice |"
-    yield start, ["surprise"], [own.to_numpy() for own in rows]
     final = wide(read("qmix-hold-accuracy"), ["alpha", "n"], "policy", "acc").sort_index()
     start = "| alpha, n_c | random |"
     yield start, ["qmix-hold-accuracy"], final[["random", ALONE, BLOCK, RATE, HOLD]].to_numpy()
@@ -504,7 +534,9 @@ def readme() -> Iterator[Source]:
     numbers = [ends["random", "int8", "mean"], span(plain), ends["wrap-around", "int8", "mean"]]
     yield "**2. Send fewer bits", ["levers-paper"], numbers, ends["perfect", "float32", "mean"]
     numbers = [found[key] for key in ("plan", "fresh", "old")]
-    yield "**3. Mean gains", ["ladder", "ladder-policies"], numbers
+    plan = matching(read("announced-error"), cell="paper", policy=CHOICE)["uploads"].to_numpy()
+    tables = ["ladder", "ladder-policies", "announced-error"]
+    yield "**3. Mean gains", tables, numbers, -more(plan[3], plan[0])
     tables = ["uniform-100-accuracy", "ring-20-3-accuracy", "ring-20-3-ablation"]
     yield "| the paper says |", [*tables, "uniform-bound", "ring-20-3-bound"], verdict()
     yield "*Readings:*", ["qmix-hold-accuracy"], found["held"]
@@ -521,13 +553,14 @@ def packing_not_fading() -> Iterator[Source]:
     nine = wide(matching(read("size-free-nine"), cell="paper"), "policy", "speed_mps")[FAST_FIRST]
     rows = nine.loc[[BLOCK, HOLD, "mappo-hold", "size-free", CHOICE]]
     yield "| | learned by |", ["size-free-nine"], rows.to_numpy()
-    numbers, cases = [found[key] for key in ("scratch", "of plan", "pupils")], read("surprise")
-    told, worse = (
-        matching(cases, cell="paper", case=case).set_index("policy")["uploads"]
-        for case in ("as announced", "2 dB worse")
+    numbers = [found[key] for key in ("scratch", "of plan", "pupils")]
+    cases = matching(read("announced-above"), cell="paper")
+    told, worse, careful = (
+        matching(cases, worse_db=worse, margin_db=margin).set_index("policy")["uploads"]
+        for worse, margin in ((0, 0), (2, 0), (2, 1))
     )
-    fallen = [told[CHOICE], worse[CHOICE], told[HOLD], worse[HOLD], worse[BLOCK]]
-    yield "(Random and the paper's", [HOLD, "size-free-nine", "surprise"], numbers, fallen
+    fallen = [told[CHOICE], worse[CHOICE], told[HOLD], worse[HOLD], careful[CHOICE]]
+    yield "(Random and the paper's", [HOLD, "size-free-nine", "announced-above"], numbers, fallen
     lines = [("random",), ("block",), ("wrap-around",), ("block", "float32", "mifa")]
     lines += [("random", "int8"), ("wrap-around", "int8"), ("perfect",)]
     own = [matching(read("levers-paper"), **lever("paper", *names)) for names in lines]
@@ -557,6 +590,7 @@ SOURCES: dict[str, Callable[[], Iterator[Source]]] = {
     "README.md": readme,
     "docs/faq.md": faq,
     "docs/explanation/packing-not-fading.md": packing_not_fading,
+    "docs/results/announced.md": announced,
     "docs/results/claims.md": claims,
     "docs/results/ladder.md": ladder,
     "docs/results/levers.md": levers,

@@ -7,11 +7,11 @@ rate, and the agents of each folder (or shipped name), on channels no training h
 means over seeds and rounds, out of 10; agents of several folders are averaged, or with --each have
 a column of their own. With --csv every number goes into a file too, with its standard error over
 seeds and its ratio to the last policy named, seed by seed. --set changes any field, such as the
-sizes. With --swap it plays the agents of each folder with another episode's observation instead,
-part by part: what they deliver then says what they use.
+sizes; --vary has a line for every value of one. With --swap it plays the agents of each folder with
+another episode's observation instead, part by part: what they deliver then says what they use.
 
-What everybody counts on may be wrong: --surprise-db -2 makes all gains 2 dB worse than announced,
-as interference from elsewhere would, and --rogue has one client send where and when it likes.
+What everybody counts on may be wrong: --vary cell.announced_error_db 0 1 2 has gains announced
+with an error, and --rogue has one client send where and when it likes.
 """
 
 from __future__ import annotations
@@ -105,17 +105,13 @@ class WithRogue:
         )
 
 
-def uploads(
-    config: Config, names: list[str], folders: list[str], surprise_db: float, rogue: bool
-) -> torch.Tensor:
+def uploads(config: Config, names: list[str], folders: list[str], rogue: bool) -> torch.Tensor:
     """Mean uploads a round of every seed, of baselines and then of each folder's agents:
     [policy, seed]."""
     cell, found = make_cell(config, folders), []
-    # Plans and agents go by the announced gains; what is worse than announced is the fading.
-    batch = cell.batch._replace(fading=cell.batch.fading * 10 ** (surprise_db / 10))
     for policy in [*map(load_policy, names), *cell.agents]:
         played = WithRogue(policy) if rogue else policy
-        outcome = play_round(played, cell.scenario, batch, cell.keys)
+        outcome = play_round(played, cell.scenario, cell.batch, cell.keys)
         found.append(by_seed(outcome, config.run.seeds))
     return torch.stack(found)
 
@@ -139,7 +135,9 @@ def print_swaps(config: Config, folders: list[str]) -> None:
         echo(f"{folder}: {whole:.2f} uploads; kept with another episode's {kept}")
 
 
-def cell_config(given: argparse.Namespace, preset: str, speed: float, clusters: int) -> Config:
+def cell_config(
+    given: argparse.Namespace, preset: str, speed: float, clusters: int, varied: str | None = None
+) -> Config:
     """One cell of the table."""
     changes = [
         f"radio.clusters={clusters}",
@@ -152,7 +150,7 @@ def cell_config(given: argparse.Namespace, preset: str, speed: float, clusters: 
     ]
     if preset == "paper":
         changes.append(f"cell.mobility={given.mobility}")
-    return load_config(preset, [*changes, *given.set])
+    return load_config(preset, [*changes, *given.set, *([varied] if varied else [])])
 
 
 def main() -> None:
@@ -168,10 +166,10 @@ def main() -> None:
     parser.add_argument("--policies", nargs="*", default=list(BASELINES))
     parser.add_argument("--cells", nargs="+", default=["paper", "ring"], help="presets")
     parser.add_argument("--set", nargs="+", default=[], help="fields, as in --set of fedfade")
+    parser.add_argument("--vary", nargs="+", default=[], help="a field and its values")
     parser.add_argument("--each", action="store_true", help="a column for every folder")
     parser.add_argument("--csv", type=Path, help="a file for all numbers and their errors")
     parser.add_argument("--swap", action="store_true", help="the swap test, in the paper's cell")
-    parser.add_argument("--surprise-db", type=float, default=0.0, help="gains not announced")
     parser.add_argument("--rogue", action="store_true", help="one client does as it likes")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -180,23 +178,29 @@ def main() -> None:
         return
     agents = given.folders if given.each else ["agents"] * bool(given.folders)
     names, rows = [*given.policies, *agents], []
-    echo("| cell | clusters | m/s | " + " | ".join(names) + " |")
-    echo("|---" * (3 + len(names)) + "|")
-    for preset, speed, clusters in product(given.cells, given.speeds, given.clusters):
-        config = cell_config(given, preset, speed, clusters)
-        found = uploads(config, given.policies, given.folders, given.surprise_db, given.rogue)
+    field, *values = given.vary or ["varied"]
+    varied = [f"{field}={value}" for value in values] or [None]
+    echo(f"| cell | clusters | m/s | {field} | " + " | ".join(names) + " |")
+    echo("|---" * (4 + len(names)) + "|")
+    for setting, preset, speed, clusters in product(
+        varied, given.cells, given.speeds, given.clusters
+    ):
+        config = cell_config(given, preset, speed, clusters, setting)
+        found = uploads(config, given.policies, given.folders, given.rogue)
         count, rival = len(given.policies), found[max(0, len(given.policies) - 1)]
         if not given.each and given.folders:
             found = torch.cat([found[:count], found[count:].mean(0, keepdim=True)])
         cells = " | ".join(f"{value:.2f}" for value in found.mean(-1))
-        echo(f"| `{preset}` | {clusters} | {speed:g} | {cells} |")
+        value = setting.partition("=")[2] if setting else "nothing"
+        echo(f"| `{preset}` | {clusters} | {speed:g} | {value} | {cells} |")
         for name, own in zip(names, found, strict=True):
             row = [f"{number:.4f}" for number in figures(own, rival)]
             size = [str(config.learning.clients), str(config.radio.subbands)]
-            rows.append([preset, *size, str(clusters), f"{speed:g}", name, *row])
+            rows.append([preset, *size, str(clusters), f"{speed:g}", value, name, *row])
     if given.csv:
-        head = "cell,clients,subbands,clusters,speed_mps,policy,uploads,error,ratio,ratio_error"
-        given.csv.write_text("\n".join([head, *map(",".join, rows)]) + "\n")
+        head = ["cell", "clients", "subbands", "clusters", "speed_mps", field, "policy"]
+        head += ["uploads", "error", "ratio", "ratio_error"]
+        given.csv.write_text("\n".join(map(",".join, [head, *rows])) + "\n")
 
 
 if __name__ == "__main__":
