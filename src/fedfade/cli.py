@@ -58,7 +58,3 @@ def main() -> None:
             raise
         sys.stderr.write(f"error: {sentence}\n")  # by what is there: Rich may not be
         sys.exit(2)
-
-
-if __name__ == "__main__":
-    main()

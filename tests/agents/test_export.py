@@ -177,7 +177,7 @@ def test_a_resumed_training_leaves_no_step_twice(tmp_path: Path) -> None:
 
 
 def test_the_command(trained: tuple[Path, Trainer], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fedfade.cli", "export", str(trained[0]), "--onnx"]
+    command = [sys.executable, "-m", "fedfade", "export", str(trained[0]), "--onnx"]
     done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=True)
     assert "microseconds" in done.stdout
     assert "4 clients," in done.stdout
@@ -186,7 +186,7 @@ def test_the_command(trained: tuple[Path, Trainer], tmp_path: Path) -> None:
         "normalisation.json",
     ]
     wrong = subprocess.run(
-        [sys.executable, "-m", "fedfade.cli", "export", str(tmp_path), "--onnx", str(tmp_path)],
+        [sys.executable, "-m", "fedfade", "export", str(tmp_path), "--onnx", str(tmp_path)],
         capture_output=True,
         text=True,
         check=False,

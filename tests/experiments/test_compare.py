@@ -132,7 +132,7 @@ def test_an_interrupted_run_continues_to_the_same_numbers(tiny, tmp_path: Path) 
 def test_sigterm_stops_cleanly(tmp_path: Path) -> None:
     """A real process, a real signal: one sentence, exit code 130, and it goes on afterwards."""
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "fedfade.cli", "compare", "paper", "--out", str(out)]
+    command = [sys.executable, "-m", "fedfade", "compare", "paper", "--out", str(out)]
     command += ["--policies", "random,perfect", *SETTINGS, "--set", "run.rounds=2000"]
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}

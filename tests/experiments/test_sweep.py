@@ -371,7 +371,7 @@ def test_points_of_the_last_version_are_found_again(tmp_path: Path) -> None:
 def test_sigterm_stops_cleanly_and_the_sweep_goes_on(tmp_path: Path) -> None:
     path = sweep_file(tmp_path, set={"allocation.policies": [SLOW]}, seeds=2)
     out, trace = tmp_path / "out", tmp_path / "trace"
-    words = [sys.executable, "-m", "fedfade.cli", "sweep", str(path), "--out", str(out)]
+    words = [sys.executable, "-m", "fedfade", "sweep", str(path), "--out", str(out)]
     environment = os.environ | {"FEDFADE_TRACE": str(trace), "FEDFADE_PAUSE_S": "0.5"}
     options = {"cwd": ROOT, "env": environment, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen([*words, "--workers", "1"], **options)

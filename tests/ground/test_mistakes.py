@@ -80,11 +80,11 @@ def test_a_shell_with_odd_wishes(tmp_path: Path) -> None:
     words = ["partition", "--data", "digits", "--clients", "2", "--figure", str(picture)]
     with open("/dev/full", "w") as full:
         answer = subprocess.run(
-            [sys.executable, "-m", "fedfade.cli", *words],
+            [sys.executable, "-m", "fedfade", *words],
             env=os.environ | wishes, stdout=subprocess.PIPE, stderr=full, check=False,
         )  # fmt: skip
         refused = subprocess.run(
-            [sys.executable, "-m", "fedfade.cli", "no-such"], stderr=full, check=False
+            [sys.executable, "-m", "fedfade", "no-such"], stderr=full, check=False
         )
     assert answer.returncode == 0
     assert picture.exists()

@@ -465,7 +465,7 @@ def test_bench_ends_with_one_json_object() -> None:
     """In a process of its own, whose memory is not that of the one that started it."""
     ballast = np.ones(100 << 20)  # 800 MB
     del ballast
-    command = [sys.executable, "-m", "fedfade.cli", "bench", "channel", "--json", "--repeats", "1"]
+    command = [sys.executable, "-m", "fedfade", "bench", "channel", "--json", "--repeats", "1"]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr
     figures = json.loads(answer.stdout.strip().splitlines()[-1])

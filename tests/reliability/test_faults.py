@@ -208,7 +208,7 @@ def test_a_full_disk_ends_in_a_sentence(small_disk: tuple[Path, list[str]]) -> N
     }
     for name, words in commands.items():
         out = disk / name
-        command = [*before, sys.executable, "-m", "fedfade.cli", *words, "--out", str(out)]
+        command = [*before, sys.executable, "-m", "fedfade", *words, "--out", str(out)]
         answer = subprocess.run(command, capture_output=True, text=True, check=False)
         assert answer.returncode == 2, answer.stderr
         assert "Traceback" not in answer.stderr
@@ -409,7 +409,7 @@ def test_a_signal_stops_a_training_with_a_checkpoint(number: int, tmp_path: Path
     words = ["train", "small-cell", "--out", str(out), "--set", "qmix.episodes=1000000"]
     changes = [change for change in SMALL_CELL if "episodes=120" not in change]
     words += [word for change in changes for word in ("--set", change)]
-    command = [sys.executable, "-m", "fedfade.cli", *words, "--threads", "1"]
+    command = [sys.executable, "-m", "fedfade", *words, "--threads", "1"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 90
     while not (out / "tensorboard").exists() and time.monotonic() < deadline:

@@ -1,0 +1,5 @@
+"""`python -m fedfade` is `fedfade`."""
+
+from fedfade.cli import main
+
+main()
