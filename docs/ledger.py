@@ -3,7 +3,9 @@
 A line of that file is a block of a page (a table, a paragraph, an item of a list) with its command,
 its seeds, the tables in docs/data it follows from, and its values in the order of the page. How
 they follow is in docs/sources.py. What no table was kept for is recorded as it stands on the page,
-`"table": null`. CONTRIBUTING.md, "Make results", says what counts as a measured number.
+`"table": null`. Agents that come with the package and stand in these tables are named with the
+digest of their weights, which is kept until the values change. CONTRIBUTING.md, "Make results",
+says what counts as a measured number.
 """
 
 import json
@@ -17,6 +19,7 @@ from typing import Any, NamedTuple
 from sources import SOURCES, Source, read
 
 from fedfade import __version__
+from fedfade.agents import agents_folder, load_checkpoint, shipped_policies
 
 ROOT = Path(__file__).parents[1]
 LEDGER = ROOT / "docs" / "data" / "results.json"
@@ -141,9 +144,15 @@ def make() -> tuple[list[dict[str, Any]], list[str]]:
             if quoted := quotes(block.text):
                 line, wrong = _line(block, quoted, source)
                 before = known.get((page, block.start), {})
-                same = before.get("values") == line["values"]
-                ledger.append(line | {"version": before["version"] if same else __version__})
+                made: dict[str, Any] = {"version": __version__}
+                if shipped := _shipped(line["table"]):
+                    made["agents"] = shipped
+                if before.get("values") == line["values"]:
+                    made |= {key: before[key] for key in made.keys() & before.keys()}
+                ledger.append(line | made)
                 faults += wrong
+                if made.get("agents", {}) != shipped:
+                    faults.append(f"{page}, {block.start!r}: other agents come with the package")
         faults += [f"{page} has no block that starts with {one[0]!r}" for one in waiting]
     return ledger, faults
 
@@ -174,6 +183,15 @@ def _seeds(tables: list[str] | None) -> str | None:
     """Evaluation seeds, where a table has a line for each."""
     found = [read(name)["seed"] for name in tables or () if "seed" in read(name)]
     return f"{found[0].min():.0f} to {found[0].max():.0f}" if found else None
+
+
+def _shipped(tables: list[str] | None) -> dict[str, str]:
+    """Agents that come with the package and have lines in these tables, with their digests."""
+    named = {name for table in tables or () for name in read(table).get("policy", ())}
+    ours = sorted(named & {*shipped_policies()} - {"qmix"})  # the paper's are trained anew
+    return {
+        name: load_checkpoint(agents_folder(Path(name))).files["agents"]["sha256"] for name in ours
+    }
 
 
 def stored() -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from typer import echo
 
-from fedfade.agents import load_policy_checkpoint, load_shipped_policy, shipped_policies
+from fedfade.agents import agents_folder, load_policy_checkpoint
 from fedfade.allocation import Action, Outcome, Policy, View, load_policy, play_round
 from fedfade.config import Config, load_config
 from fedfade.errors import UserError
@@ -65,12 +65,7 @@ def make_cell(config: Config, folders: list[str]) -> Cell:
         for number in range(config.run.rounds)
     ]
     batch = Round(*(torch.cat(part) for part in zip(*rounds, strict=True)))
-    agents = [
-        load_shipped_policy(folder, config)
-        if folder in shipped_policies() and not Path(folder).is_dir()
-        else load_policy_checkpoint(folder, config)
-        for folder in folders
-    ]
+    agents = [load_policy_checkpoint(agents_folder(Path(folder)), config) for folder in folders]
     return Cell(uplink.scenario, batch, agents)
 
 

@@ -3,7 +3,7 @@
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -72,3 +72,16 @@ def test_a_changed_digit_is_told(
     ]
     page.write_text(text.replace("**Planning", "Planning"))
     assert ["'**Planning is worth more'" in fault for fault in ledger.make()[1]] == [True]
+
+
+def test_agents_that_were_replaced_are_told(
+    ledger: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their tables have to be made again."""
+    named = [line for line in ledger.stored() if "agents" in line]
+    assert len(named) > 10
+    replaced = SimpleNamespace(files={"agents": {"sha256": "0" * 64}})
+    monkeypatch.setattr(ledger, "load_checkpoint", lambda folder: replaced)
+    faults = ledger.make()[1]
+    assert len(faults) == len(named)
+    assert all(fault.endswith("other agents come with the package") for fault in faults)

@@ -5,7 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedfade.agents import load_checkpoint, load_policy_checkpoint, scope_of, trained_folders
+from fedfade.agents import (
+    agents_folder,
+    load_checkpoint,
+    load_policy_checkpoint,
+    scope_of,
+    trained_folders,
+)
 from fedfade.allocation import GENIE, policy_names
 from fedfade.config import Config, changed, load_config
 from fedfade.errors import UserError, not_allowed
@@ -111,7 +117,7 @@ def load_agents(asked: Sequence[str]) -> list[Agents]:
             raise UserError(f"--checkpoint {name!r} is the name of a policy: choose another.")
         if name in found:
             raise UserError(f"--checkpoint {name!r} is given twice: choose another name.")
-        folders = [*trained_folders(Path(folder))]
+        folders = [*trained_folders(agents_folder(Path(folder)))]
         stored = [*map(load_checkpoint, folders)]
         digests = [one.files["agents"]["sha256"] for one in stored]
         found[name] = Agents(name, folders, [one.config for one in stored], digests)
