@@ -132,7 +132,7 @@ def flat(values: Any) -> list[float]:
 
 def make() -> tuple[list[dict[str, Any]], list[str]]:
     """The ledger, and where pages and tables disagree."""
-    known = {(line["page"], line["block"]): line for line in stored()}
+    known = {(line["page"], line["heading"], line["block"]): line for line in stored()}
     ledger, faults = [], []
     for path in PAGES:
         page = path.relative_to(ROOT).as_posix()
@@ -143,7 +143,7 @@ def make() -> tuple[list[dict[str, Any]], list[str]]:
                 waiting.remove(source)
             if quoted := quotes(block.text):
                 line, wrong = _line(block, quoted, source)
-                before = known.get((page, block.start), {})
+                before = known.get((page, block.heading, block.start), {})
                 made: dict[str, Any] = {"version": __version__}
                 if shipped := _shipped(line["table"]):
                     made["agents"] = shipped
