@@ -132,7 +132,9 @@ def flat(values: Any) -> list[float]:
 
 def make() -> tuple[list[dict[str, Any]], list[str]]:
     """The ledger, and where pages and tables disagree."""
-    known = {(line["page"], line["heading"], line["block"]): line for line in stored()}
+    known: dict[Any, list[dict[str, Any]]] = {}  # blocks that begin alike, in their order
+    for line in stored():
+        known.setdefault((line["page"], line["heading"], line["block"]), []).append(line)
     ledger, faults = [], []
     for path in PAGES:
         page = path.relative_to(ROOT).as_posix()
@@ -143,7 +145,8 @@ def make() -> tuple[list[dict[str, Any]], list[str]]:
                 waiting.remove(source)
             if quoted := quotes(block.text):
                 line, wrong = _line(block, quoted, source)
-                before = known.get((page, block.heading, block.start), {})
+                alike = known.get((page, block.heading, block.start))
+                before = alike.pop(0) if alike else {}
                 made: dict[str, Any] = {"version": __version__}
                 if shipped := _shipped(line["table"]):
                     made["agents"] = shipped
