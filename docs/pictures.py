@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from pandas import DataFrame
@@ -51,13 +52,14 @@ def read(name: str) -> DataFrame:
 
 
 def ladder(field: str) -> Figure:
-    """Rungs of knowledge, without the folders of the agents that were tried."""
-    named = [Agents(name, [], [], []) for name in ("qmix", "qmix-plus")]
+    """Rungs of knowledge; of the agents that come with the package those that are not the plan."""
+    named = [Agents(name, [], [], []) for name in shipped_policies() if name != "qmix-plus"]
     asked = make_ladder("paper")._replace(agents=named)
     if field == "uploads":
-        played = read("ladder-policies")
-        marked = played["policy"].isin([*ladder_page.KNOWN])
-        return ladder_page.ladder_figure(asked, asked.names, read("ladder"), played[marked], field)
+        played = pd.concat([read("ladder-policies"), read("ladder-agents")])
+        shown = {*ladder_page.KNOWN, *(agents.name for agents in named)}
+        marked = played[played["policy"].isin(shown)]
+        return ladder_page.ladder_figure(asked, asked.names, read("ladder"), marked, field)
     ends = read("ladder-accuracy")
     best, learned = (matching(ends, learned=answer) for answer in ("no", "yes"))
     return ladder_page.ladder_figure(asked, [*best["cell"].unique()], best, learned, field)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from pandas import DataFrame, Series
 
 from fedfade.studies.frames import matching, means, read_frame
@@ -239,12 +240,13 @@ def ladder() -> Iterator[Source]:
         gain = each.loc[f"{DEADLINE}@{age}", speed] - none[speed]
         rows.append([gain, gain / (matched[speed] - none[speed]), NONE])
     yield "| wavelengths | m/s |", name, rows
-    drifting = read("ladder-agents")
+    everybody = pd.concat([played, read("ladder-agents")])
     both = [
-        wide(t, "policy", "speed")[SLOW_FIRST] for t in (drifting, matching(drifting, cell="own"))
+        wide(t, "policy", "speed")[SLOW_FIRST] for t in (everybody, matching(everybody, cell="own"))
     ]
-    rows = [[t.loc[p] for t in both] for p in ("qmix", PLUS, BLOCK)]
-    yield "| agents | 0.83 m/s |", ["ladder-agents"], rows
+    pupils = ("size-free", "size-free-feedback")
+    rows = [[t.loc[p] for t in both] for p in ("qmix", HOLD, "mappo-hold", *pupils, PLUS, BLOCK)]
+    yield "| agents | rung |", ["ladder-agents", "ladder-policies"], rows
     ends = wide(read("ladder-accuracy"), ["cell", "speed"], "rung", "accuracy")[columns]
     gained = (ends.mean() - ends["gains"].mean())[columns[1:]]
     yield "| cell | m/s | gains |", ["ladder-accuracy"], ends.to_numpy(), gained

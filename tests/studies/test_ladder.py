@@ -118,6 +118,8 @@ def test_what_agents_know_is_their_rung(agents: Path) -> None:
     assert len(some.folders) == 2
     assert (some.rung, some.age) == ("CSI 7 old", 7)
     assert rungs.load_agents([f"a={agents / 'seed-1'}"])[0].folders == [agents / "seed-1"]
+    shipped = rungs.load_agents([f"{name}={name}" for name in ("qmix-hold", "size-free-feedback")])
+    assert [one.rung for one in shipped] == ["gains", "finished"]
 
 
 @pytest.mark.parametrize(

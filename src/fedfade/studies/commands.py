@@ -17,7 +17,7 @@ from fedfade.config import Config
 _PLACES = ("learning.data_dir", "run.device")  # where a run is made is not in its folder's name
 _ROUNDS = "rounds played of each, spread over run.rounds"
 _CELL = "its cell is played besides the ring; name or .yaml"
-_AGENTS = "NAME=FOLDER of fedfade train: agents to place on it (repeatable)"
+_AGENTS = "NAME=FOLDER of fedfade train, or of shipped agents (repeatable)"
 _RUNS = "federated runs too, run.rounds and run.seeds of them"
 _LINE = "this line of the list alone, 'random int8 mean' (repeatable)"
 _PART = "this part alone (repeatable); all if not given"
