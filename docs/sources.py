@@ -423,6 +423,10 @@ def qmix_hold() -> Iterator[Source]:
         table, pupil = read(name), next(p for p in order if p.startswith("size-free"))
         own = matching(table, policy=pupil)[["ratio", "ratio_error"]]
         yield start, [name], np.hstack([wide(table, by, "policy")[order], own])
+    differ = read("payloads").set_index("policy")
+    sent = differ["uploads"][[BLOCK, CHOICE, "mappo-hold", "size-free"]]
+    pupil = differ.loc["size-free", ["ratio", "ratio_error"]]
+    yield "Clients that send between half", ["payloads"], sent, pupil
     final = wide(read("qmix-hold-accuracy"), ["alpha", "n"], "policy", "acc").sort_index()
     start = "| alpha, n_c | random |"
     yield start, ["qmix-hold-accuracy"], final[["random", ALONE, BLOCK, RATE, HOLD]].to_numpy()
@@ -446,6 +450,8 @@ def trainings(nine: DataFrame) -> Iterator[Source]:
     found = [100 * nine["size-free"].mean(), span(more(nine["size-free"], nine[BLOCK]))]
     found += [span(gain[:9]), span(gain[9:10]), span(ahead[:10])]
     yield "**In short.**", ["size-free-nine", "mappo-hold"], found
+    cpu = read("qmix-hold-cpu").query("policy != @BLOCK")
+    yield "Two more trainings", ["qmix-hold-cpu"], span(cpu["uploads"]), span(cpu["ratio"])
     below = span(-more(own.T, three[CHOICE]).T[:10])
     yield "So: in the uniform", [HOLD], span(more(own.T, three[BLOCK]).T[:10]), below
 
