@@ -259,6 +259,10 @@ def announced() -> Iterator[Source]:
         by_error = wide(matching(table, cell=cell), "policy", field)
         rows = by_error.loc[[*order, "size-free", "size-free-feedback"]]
         yield "| | is told besides gains |", ["announced-error"], rows.to_numpy()
+    rungs = ["gains", "own fading", "finished", "progress", "CSI 5 old", "CSI fresh", "bound"]
+    climbed = [wide(read(name), "speed", "rung")[rungs] for name in ("ladder", "ladder-error")]
+    rows = [found.to_numpy() for found in climbed]
+    yield "| gains announced | m/s |", ["ladder", "ladder-error"], rows
     paper, ring = (wide(matching(table, cell=c), "policy", field) for c in ("paper", "ring"))
     lost = -more(paper.loc[CHOICE], paper.loc[CHOICE, 0])
     yield "- **The plan needs gains", ["announced-error"], lost[[1, 2, 3]]

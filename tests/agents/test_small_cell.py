@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from pandas import read_csv
 
 from fedfade.agents import QmixPolicy, Trainer
 from fedfade.allocation import Policy, load_policy, play_round
 from fedfade.config import Config, load_config
 from fedfade.uplink import Rounds, gradient_source
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def uploads(policy: Policy, config: Config) -> float:
@@ -59,9 +62,25 @@ def test_agents_learn_to_take_turns() -> None:
 def test_examples_end_in_a_sentence(
     example: str, mistake: list[str], sentence: str, tmp_path: Path
 ) -> None:
-    program = Path(__file__).parents[2] / "examples" / f"{example}.py"
-    command = [sys.executable, str(program), *mistake]
+    command = [sys.executable, str(EXAMPLES / f"{example}.py"), *mistake]
     answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert answer.returncode == 2
     assert answer.stderr.startswith(sentence)
     assert len(answer.stderr.splitlines()) == 1
+
+
+def test_a_table_has_a_line_for_every_value(tmp_path: Path) -> None:
+    """A plan on a ring, told the truth and 2 dB too much: then nobody finishes."""
+    words = (
+        "size-free --each --cells ring --speeds 18.12 --clusters 21 --seeds 2 --rounds 2".split()
+    )
+    words += (
+        "--policies wrap-around-choice --csv table.csv --vary cell.announced_above_db 0 2".split()
+    )
+    words += ["--set", "cell.ring_snr_db=18", "radio.source=gamma"]
+    command = [sys.executable, str(EXAMPLES / "policy_table.py"), *words]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
+    table = read_csv(tmp_path / "table.csv").set_index(["cell.announced_above_db", "policy"])
+    assert table.loc[(0, "wrap-around-choice"), "uploads"] >= 4.5
+    assert table.loc[2, "uploads"].max() <= 0.5
+    assert table.loc[(0, "size-free"), "ratio"] > 0.8
