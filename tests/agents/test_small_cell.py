@@ -71,13 +71,10 @@ def test_examples_end_in_a_sentence(
 
 def test_a_table_has_a_line_for_every_value(tmp_path: Path) -> None:
     """A plan on a ring, told the truth and 2 dB too much: then nobody finishes."""
-    words = (
-        "size-free --each --cells ring --speeds 18.12 --clusters 21 --seeds 2 --rounds 2".split()
-    )
-    words += (
-        "--policies wrap-around-choice --csv table.csv --vary cell.announced_above_db 0 2".split()
-    )
+    words = ["size-free", "--each", "--cells", "ring", "--speeds", "18.12", "--clusters", "21"]
+    words += ["--seeds", "2", "--rounds", "2", "--policies", "wrap-around-choice"]
     words += ["--set", "cell.ring_snr_db=18", "radio.source=gamma"]
+    words += ["--vary", "cell.announced_above_db", "0", "2", "--csv", "table.csv"]
     command = [sys.executable, str(EXAMPLES / "policy_table.py"), *words]
     subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
     table = read_csv(tmp_path / "table.csv").set_index(["cell.announced_above_db", "policy"])
