@@ -144,6 +144,12 @@ def more_claims() -> Iterator[Source]:
     ring = read("results-regimes-accuracy")
     rows = grid(ring, ["snr", "spread"], "policy", picked, "accuracy", "uploads")
     yield "| mean SNR | spread | qmix |", ["results-regimes-accuracy"], rows
+    held = wide(read("regimes-agents"), ["snr", "spread"], "policy")
+    rows = held[[BLOCK, RATE, CHOICE, "trained here", "mappo-hold", HOLD, "size-free"]]
+    yield "| mean SNR | spread | schedule |", ["regimes-agents"], rows.to_numpy()
+    here = more(held["trained here"], held[BLOCK]).loc[20]
+    pupils = max(1 - (held["size-free"] / held[CHOICE]).iloc[1:])
+    yield "Trained for its cell", ["regimes-agents"], span(here), 100 * pupils
     yield from uniform_and_ring()
 
 
