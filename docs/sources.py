@@ -275,6 +275,12 @@ def announced() -> Iterator[Source]:
     finishes = paper.loc[FEEDBACK] - paper.loc[CHOICE]
     progress = [by.loc[PROGRESS, 4] - by.loc[CHOICE, 4] for by in (paper, ring)]
     yield "- **Feedback is worth most", ["announced-error"], finishes[[0, 4]], progress
+    names = ["announced-trained", "announced-error"]
+    trained = wide(read(names[0]), ["policy", field], "cell")
+    told = wide(table, ["policy", field], "cell")
+    rows = [trained.loc[f"seed {seed}"] for seed in range(3)]
+    rows += [told.loc[policy] for policy in ("mappo-hold", CHOICE)]
+    yield "| | 0 dB | 1 dB |", names, [own.to_numpy() for own in rows]
     above, columns = read("announced-above"), ["worse_db", "margin_db"]
     cells = [wide(matching(above, cell=cell), columns, "policy") for cell in ("paper", "ring")]
     shown = [(BLOCK, 0), (CHOICE, 0), (CHOICE, 1), (CHOICE, 2), (HOLD, 0), ("mappo-hold", 0)]
