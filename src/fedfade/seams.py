@@ -188,6 +188,7 @@ POLICIES = Seam(
         "shortest-remaining-first": "fedfade.allocation.schedules:ShortestRemainingFirst",
         "deadline-feedback": "fedfade.allocation.deadline:DeadlineFeedback",
         "deadline-matching": "fedfade.allocation.deadline:DeadlineMatching",
+        "deadline-progress": "fedfade.allocation.deadline:DeadlineProgress",
         "csi-matching": "fedfade.allocation.deadline:CsiMatching",
         "progressive-schedule": "fedfade.allocation.progressive:ProgressiveSchedule",
         "progressive-matching": "fedfade.allocation.progressive:ProgressiveMatching",

@@ -8,7 +8,8 @@ import torch
 from fedfade.allocation import genie_bound, load_policy, play_round
 from fedfade.allocation.play import make_view
 from fedfade.errors import UserError
-from fedfade.uplink import start_round
+from fedfade.uplink import as_announced, start_round
+from fedfade.uplink.plan import soonest_first
 
 
 def played(name: str, scenario, round_):
@@ -110,6 +111,58 @@ def test_plans_that_are_told_more_deliver_more(make_round) -> None:
     assert found == sorted(found), found
 
 
+def test_who_sees_progress_needs_no_exact_gains(make_round) -> None:
+    """Told of 3 dB too much or too little of everybody, at random or alike, it loses next to
+    nothing, where a plan loses most of what it delivers."""
+    scenario, round_ = make_round(20, 3, episodes=40, seed=3, overrides=("radio.source=gamma",))
+    off = 3.0 * torch.randn(round_.alpha.shape, generator=torch.Generator().manual_seed(0))
+    exact, wrong, above = (as_announced(round_, db) for db in (0.0 * off, off, 0.0 * off + 3.0))
+    name, plan = "deadline-progress", "wrap-around-schedule"
+    told = uploads(name, scenario, exact)
+    assert told >= uploads("deadline-feedback", scenario, exact)
+    assert uploads(name, scenario, wrong) >= 0.93 * told
+    assert uploads(name, scenario, above) >= 0.98 * told
+    assert uploads(plan, scenario, wrong) < 0.8 * uploads(plan, scenario, exact)
+    assert uploads(plan, scenario, above) < 0.5 * uploads(plan, scenario, exact)
+
+
+def test_turns_by_progress_are_a_plain_loop(make_round) -> None:
+    """Who sends in a slot, client by client in plain Python: the longest of those that fit into the
+    rest of the round, each as fast as its progress and its announced gain say together."""
+    scenario, round_ = make_round(18, 6, episodes=60, seed=5, overrides=("radio.source=gamma",))
+    policy, keys, draw = load_policy("deadline-progress"), torch.arange(60), torch.rand
+    fresh = start_round(scenario, 60)
+    view = make_view(policy, scenario, round_, fresh, 0, keys)
+    order = soonest_first(scenario, view.snr.reciprocal(), view.round_index, None)  # stable
+    torch.manual_seed(1)
+    for slot in (1, 100, 200):
+        memory = policy.begin(view)
+        memory.turns = (draw(60, 10) < 0.6) * (slot * draw(60, 10)).floor()
+        sent = (memory.turns * memory.bits * (0.5 + draw(60, 10))).minimum(memory.whole_bits)
+        now = fresh._replace(remaining_bits=memory.whole_bits - sent)
+        worth, turns = sent / memory.bits, memory.turns.clone()
+        action = policy.act(make_view(policy, scenario, round_, now, slot, keys), memory)
+        sends = action.level != scenario.silent_level
+        left = scenario.slots - slot
+        for n in range(60):
+            common = (40 + float(worth[n].sum())) / (40 + float(turns[n].sum()))
+            needed = {}
+            for c in range(10):
+                pace = (20 * common + float(worth[n, c])) / (20 + float(turns[n, c]))
+                if now.remaining_bits[n, c] > 0:
+                    needed[c] = float(now.remaining_bits[n, c] / memory.bits[n, c]) / pace
+            place = {int(c): at for at, c in enumerate(order[n])}
+            member, work = [], 0.0
+            for at, c in enumerate(sorted(needed, key=lambda c: (needed[c], place[c]))):
+                work += needed[c]
+                fits = work <= 1.06 * left * scenario.bands and needed[c] <= 1.06 * left
+                tries = at == 0 or (at < scenario.bands and needed[c] <= 1.3 * left)
+                member += [c] * (fits or tries)
+            longest = sorted(member, key=lambda c: -needed[c])[: scenario.bands]
+            assert set(longest) == set(sends[n].nonzero().flatten().tolist())
+        torch.testing.assert_close(memory.turns, turns + sends)
+
+
 def test_a_turn_that_ends_early_goes_to_who_is_late(make_round) -> None:
     """Both clients of the plan's first turns have sent alike; one hears that the other is done, and
     who has neither finished nor a turn left takes what is free."""
@@ -132,7 +185,11 @@ def test_a_turn_that_ends_early_goes_to_who_is_late(make_round) -> None:
 
 @pytest.mark.parametrize(("clients", "bands"), [(2, 4), (5, 1), (1, 1), (4, 4)])
 @pytest.mark.parametrize(
-    "name", ["deadline-feedback", "wrap-around-feedback", "deadline-matching", "csi-matching"]
+    "name",
+    [
+        *("deadline-feedback", "wrap-around-feedback", "deadline-progress"),
+        *("deadline-matching", "csi-matching"),
+    ],
 )
 def test_any_number_of_clients_and_sub_bands(name, clients, bands, make_round) -> None:
     overrides = (f"learning.clients={clients}", f"radio.subbands={bands}")

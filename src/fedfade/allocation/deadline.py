@@ -1,7 +1,7 @@
 """Policies that aim at the deadline: serve as many clients as can still finish, all to the end.
 
 Serving the shortest four first leaves the fifth too little time; serving everybody leaves
-everybody unfinished. These two look at the whole rest of the round in every slot. Going from the
+everybody unfinished. These look at the whole rest of the round in every slot. Going from the
 shortest client to the longest, clients belong to the round as long as their slots add up to no
 more than there are. Among these, the one with most left to send is the one to hurry.
 """
@@ -185,3 +185,44 @@ class DeadlineFeedback(BuiltInPolicy):
         senders = sends.sum(-1, keepdim=True).clamp(min=1)
         rolled = (torch.arange(bands, device=needed.device) + view.slot) % bands
         return (rolled % senders)[:, None, :] == turn[..., None]
+
+
+@dataclass
+class Progress:
+    """What everybody was expected to send, and the turns all have had."""
+
+    bits: Tensor  # [episode, client] expected of a slot alone on a sub-band
+    whole_bits: Tensor  # [episode, client] to send when the round began
+    turns: Tensor  # [episode, client] slots given so far
+
+
+class DeadlineProgress(DeadlineFeedback):
+    """All who can still finish take turns by what everybody has left, which a base station knows:
+    it has received the rest.
+
+    How fast a client is is learned from its progress, and until it has sent from that of all. So
+    announced gains say who goes first, and need not be exact.
+    """
+
+    name = "deadline-progress"
+    scope = "central"
+
+    GAIN = 1.06  # worth of a slot by what is expected of it, as clients choose at the end
+    REACH = 1.3
+    OWN, ALL = 20.0, 40.0  # slots that count as much as the announced gain of one, and of all
+
+    def begin(self, view: View) -> Progress:
+        bits = bits_per_slot(view)
+        return Progress(bits, view.remaining_bits, torch.zeros_like(bits))
+
+    def act(self, view: View, memory: Progress) -> Action:
+        sent = (memory.whole_bits - view.remaining_bits) / memory.bits  # in slots as expected
+        total, turns = (x.sum(-1, keepdim=True) for x in (sent, memory.turns))
+        pace = (self.ALL + total) / (self.ALL + turns)  # [episode, 1] of those who have not sent
+        pace = (self.OWN * pace + sent) / (self.OWN + memory.turns)
+        needed = (view.remaining_bits / (memory.bits * pace)).clamp(max=1e12)
+        needed = needed.masked_fill(~view.active, torch.inf)
+        belongs = members(view, needed, self.GAIN, self.REACH)
+        mine = self._shares(view, needed.masked_fill(~(belongs & view.ready), -1.0))
+        memory.turns = memory.turns + mine.any(-1).float()
+        return own_best(view, mine)

@@ -57,7 +57,8 @@ def compare(
                   trained: size-free-feedback
         csi       csi-matching
         central   max-sum-rate, shortest-remaining-first, deadline-matching,
-                  wrap-around-innovation, progressive-matching
+                  deadline-progress, wrap-around-innovation,
+                  progressive-matching
         bounds    perfect, genie
     """
     from fedfade.device import pick_device

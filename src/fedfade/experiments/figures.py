@@ -28,6 +28,7 @@ _COLOURS = {
     "shortest-remaining-first": "#aa4499",
     "deadline-feedback": "#997755",
     "deadline-matching": "#332288",
+    "deadline-progress": "#44aa99",
     "qmix": "#b8860b",
     "qmix-plus": "#009988",
     "qmix-hold": "#1e90c8",

@@ -55,7 +55,11 @@ def rungs(slots: int, ages: Sequence[int] = AGES) -> list[Rung]:
         Rung("own fading", "own fading on every sub-band", ("wrap-around-choice",)),
         Rung("finished", "who has finished, a bit a client and slot", FEEDBACK),
         # Fading that is a round old never arrives.
-        Rung("progress", "how much everybody has left", (f"deadline-matching@{slots}",)),
+        Rung(
+            "progress",
+            "how much everybody has left",
+            (f"deadline-matching@{slots}", "deadline-progress"),
+        ),
         *old,
         Rung("CSI fresh", "everybody's fading of this slot", central),
         Rung("bound", "all of the round in advance (bound)", (GENIE,)),
