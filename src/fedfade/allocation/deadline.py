@@ -40,6 +40,19 @@ def members(view: View, needed: Tensor, gain: Tensor | float, reach: float) -> T
     return torch.zeros_like(fits).scatter(1, order, fits | tries) & needed.isfinite()
 
 
+def shares(view: View, needed: Tensor) -> Tensor:
+    """Sub-bands of the longest, as many clients as there are, all changing every slot: [episode,
+    client, band] bool. Who needs less than 0 slots has none."""
+    bands = view.scenario.bands
+    longest = needed.argsort(dim=-1, descending=True, stable=True)[:, :bands]
+    sends = needed.gather(1, longest) >= 0.0
+    place = torch.where(sends, torch.arange(longest.shape[1], device=needed.device), -1)
+    turn = torch.full_like(needed, -1, dtype=torch.int64).scatter(1, longest, place)
+    senders = sends.sum(-1, keepdim=True).clamp(min=1)
+    rolled = (torch.arange(bands, device=needed.device) + view.slot) % bands
+    return (rolled % senders)[:, None, :] == turn[..., None]
+
+
 @dataclass
 class Account:
     """What was expected of the slots so far, and what came of it."""
@@ -171,20 +184,9 @@ class DeadlineFeedback(BuiltInPolicy):
         needed = memory.needed.maximum(self.OVERDUE * memory.whole)
         needed = needed.masked_fill(view.finished, torch.inf)
         belongs = members(view, needed, 1.0 / self.MARGIN, self.REACH)
-        mine = self._shares(view, needed.masked_fill(~(belongs & view.ready), -1.0))
+        mine = shares(view, needed.masked_fill(~(belongs & view.ready), -1.0))
         memory.needed = memory.needed - mine.any(-1).float()
         return own_best(view, mine)
-
-    def _shares(self, view: View, needed: Tensor) -> Tensor:
-        """Sub-bands of the longest, as many clients as there are: [episode, client, band] bool."""
-        bands = view.scenario.bands
-        longest = needed.argsort(dim=-1, descending=True, stable=True)[:, :bands]
-        sends = needed.gather(1, longest) >= 0.0
-        place = torch.where(sends, torch.arange(longest.shape[1], device=needed.device), -1)
-        turn = torch.full_like(needed, -1, dtype=torch.int64).scatter(1, longest, place)
-        senders = sends.sum(-1, keepdim=True).clamp(min=1)
-        rolled = (torch.arange(bands, device=needed.device) + view.slot) % bands
-        return (rolled % senders)[:, None, :] == turn[..., None]
 
 
 @dataclass
@@ -196,7 +198,7 @@ class Progress:
     turns: Tensor  # [episode, client] slots given so far
 
 
-class DeadlineProgress(DeadlineFeedback):
+class DeadlineProgress(BuiltInPolicy):
     """All who can still finish take turns by what everybody has left, which a base station knows:
     it has received the rest.
 
@@ -223,6 +225,6 @@ class DeadlineProgress(DeadlineFeedback):
         needed = (view.remaining_bits / (memory.bits * pace)).clamp(max=1e12)
         needed = needed.masked_fill(~view.active, torch.inf)
         belongs = members(view, needed, self.GAIN, self.REACH)
-        mine = self._shares(view, needed.masked_fill(~(belongs & view.ready), -1.0))
+        mine = shares(view, needed.masked_fill(~(belongs & view.ready), -1.0))
         memory.turns = memory.turns + mine.any(-1).float()
         return own_best(view, mine)
