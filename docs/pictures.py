@@ -162,7 +162,7 @@ def announced() -> Figure:
         "block-fading-schedule": "schedule: gains",
         "wrap-around-choice": "plan: gains",
         "wrap-around-feedback": "plan: and who has finished",
-        "deadline-matching@250": "matching: and what all have left",
+        "deadline-progress": "turns: and what all have left",
         "deadline-matching": "matching: that, and all fading",
         "qmix-hold": "agents from scratch: gains",
     }

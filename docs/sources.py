@@ -27,7 +27,7 @@ Source = tuple[Any, ...]
 NONE = math.nan
 BLOCK, PLAN, CHOICE = "block-fading-schedule", "wrap-around-schedule", "wrap-around-choice"
 RATE, SHORTEST, DEADLINE = "max-sum-rate", "shortest-remaining-first", "deadline-matching"
-FEEDBACK, PROGRESS = "wrap-around-feedback", "deadline-matching@250"
+FEEDBACK, PROGRESS = "wrap-around-feedback", "deadline-progress"
 PLUS, ALONE, HOLD = "qmix-plus", "max-individual-rate", "qmix-hold"
 FAST_FIRST, SLOW_FIRST = [18.12, 7.67, 0.83], [0.83, 7.67, 18.12]
 
@@ -283,7 +283,7 @@ def announced() -> Iterator[Source]:
     yield "| | 0 dB | 1 dB |", names, [own.to_numpy() for own in rows]
     above, columns = read("announced-above"), ["worse_db", "margin_db"]
     cells = [wide(matching(above, cell=cell), columns, "policy") for cell in ("paper", "ring")]
-    shown = [(BLOCK, 0), (CHOICE, 0), (CHOICE, 1), (CHOICE, 2), (HOLD, 0), ("mappo-hold", 0)]
+    shown = [(BLOCK, 0), (CHOICE, 0), (CHOICE, 1), (CHOICE, 2), (PROGRESS, 0), (HOLD, 0)]
     shown += [("size-free", 0), ("size-free", 1)]
     rows = [
         [found.loc[(worse, margin), policy] for policy, margin in shown for found in cells]
@@ -297,7 +297,7 @@ def announced() -> Iterator[Source]:
     both = own[[2, 3, 4]], paper.loc[CHOICE, [2, 3, 4]]
     yield "- A margin does little", ["announced-margin", "announced-error"], both
     rogue = wide(read("rogue"), "policy", "cell")
-    order = ["random", BLOCK, CHOICE, FEEDBACK, HOLD, "mappo-hold", "size-free"]
+    order = ["random", BLOCK, CHOICE, FEEDBACK, PROGRESS, HOLD, "mappo-hold", "size-free"]
     yield "| random | block-fading", ["rogue"], rogue.loc[[*order, "size-free-feedback"]].to_numpy()
 
 
@@ -558,9 +558,10 @@ def readme() -> Iterator[Source]:
     numbers = [ends["random", "int8", "mean"], span(plain), ends["wrap-around", "int8", "mean"]]
     yield "**2. Send fewer bits", ["levers-paper"], numbers, ends["perfect", "float32", "mean"]
     numbers = [found[key] for key in ("plan", "fresh", "old")]
-    plan = matching(read("announced-error"), cell="paper", policy=CHOICE)["uploads"].to_numpy()
-    tables = ["ladder", "ladder-policies", "announced-error"]
-    yield "**3. Mean gains", tables, numbers, -more(plan[3], plan[0])
+    field = "cell.announced_error_db"
+    told = wide(matching(read("announced-error"), cell="paper"), "policy", field)
+    lost = [-more(told.loc[policy, 3], told.loc[policy, 0]) for policy in (CHOICE, PROGRESS)]
+    yield "**3. Mean gains", ["ladder", "ladder-policies", "announced-error"], numbers, lost
     tables = ["uniform-100-accuracy", "ring-20-3-accuracy", "ring-20-3-ablation"]
     yield "| the paper says |", [*tables, "uniform-bound", "ring-20-3-bound"], verdict()
     yield "*Readings:*", ["qmix-hold-accuracy"], found["held"]
@@ -584,6 +585,7 @@ def packing_not_fading() -> Iterator[Source]:
         for worse, margin in ((0, 0), (2, 0), (2, 1))
     )
     fallen = [told[CHOICE], worse[CHOICE], told[HOLD], worse[HOLD], careful[CHOICE]]
+    fallen += [worse[PROGRESS]]
     yield "(Random and the paper's", [HOLD, "size-free-nine", "announced-above"], numbers, fallen
     lines = [("random",), ("block",), ("wrap-around",), ("block", "float32", "mifa")]
     lines += [("random", "int8"), ("wrap-around", "int8"), ("perfect",)]
