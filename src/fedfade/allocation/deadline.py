@@ -190,7 +190,7 @@ class DeadlineFeedback(BuiltInPolicy):
 
 
 @dataclass
-class Progress:
+class Pace:
     """What everybody was expected to send, and the turns all have had."""
 
     bits: Tensor  # [episode, client] expected of a slot alone on a sub-band
@@ -213,11 +213,11 @@ class DeadlineProgress(BuiltInPolicy):
     REACH = 1.3
     OWN, ALL = 20.0, 40.0  # slots that count as much as the announced gain of one, and of all
 
-    def begin(self, view: View) -> Progress:
+    def begin(self, view: View) -> Pace:
         bits = bits_per_slot(view)
-        return Progress(bits, view.remaining_bits, torch.zeros_like(bits))
+        return Pace(bits, view.remaining_bits, torch.zeros_like(bits))
 
-    def act(self, view: View, memory: Progress) -> Action:
+    def act(self, view: View, memory: Pace) -> Action:
         sent = (memory.whole_bits - view.remaining_bits) / memory.bits  # in slots as expected
         total, turns = (x.sum(-1, keepdim=True) for x in (sent, memory.turns))
         pace = (self.ALL + total) / (self.ALL + turns)  # [episode, 1] of those who have not sent
