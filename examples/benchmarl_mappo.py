@@ -47,7 +47,7 @@ class Course(Callback):
             optimiser.param_groups[0]["lr"] = given.rate * max(left, 0.02)
         if done % given.every == 0:
             found = uploads(self.experiment, given, "gamma", rounds=1)
-            shown = ", ".join(f"{name} {count:.2f}" for name, count in found.items())
+            shown = ", ".join(f"{name} {count.mean():.2f}" for name, count in found.items())
             while_training = float(self.experiment.mean_return)
             minutes = (time.perf_counter() - self.start) / 60
             echo(f"{done:5d}  {minutes:5.1f} min  drawn actions {while_training:.2f}, {shown}")
@@ -55,12 +55,12 @@ class Course(Callback):
 
 def uploads(
     experiment: Experiment, given: argparse.Namespace, fading: str, rounds: int
-) -> dict[str, float]:
-    """Mean uploads a round of greedy agents and of schedules, in the same rounds."""
+) -> dict[str, torch.Tensor]:
+    """Mean uploads a round in each layout, of greedy agents and of schedules in the same rounds."""
     cell = {"radio.source": fading, "qmix.gain_spread_db": 0.0}  # the paper's, nothing else
     config = uplink_config("qmix-hold", hold_slots=given.hold_slots, **cell)
     env = BatchedUplink(config, given.layouts, UNSEEN, given.device)
-    delivered = dict.fromkeys(("agents", *RIVALS), 0.0)
+    delivered = {name: torch.zeros(given.layouts) for name in ("agents", *RIVALS)}
     keys = torch.arange(given.layouts, device=env.device)
     for _ in range(rounds):
         with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
@@ -70,7 +70,7 @@ def uploads(
             outcome = play_round(load_policy(name), env.scenario, env.episodes.round, keys)
             played[name] = outcome.delivered
         for name, who in played.items():
-            delivered[name] += float(who.sum(-1).float().mean()) / rounds
+            delivered[name] += who.sum(-1).float().cpu() / rounds
     return delivered
 
 
@@ -122,7 +122,10 @@ def main() -> None:
         experiment.run()
     found = uploads(experiment, given, "clustered", given.rounds)
     for name, count in found.items():
-        echo(f"{name:24s} {count:.2f}")
+        echo(f"{name:24s} {count.mean():.2f}")
+    apart = found["agents"] - found[RIVALS[0]]
+    error = apart.std() / len(apart) ** 0.5
+    echo(f"agents - {RIVALS[0]}: {apart.mean():+.3f} +- {error:.3f} over layouts")
 
 
 if __name__ == "__main__":
