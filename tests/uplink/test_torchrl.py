@@ -104,4 +104,7 @@ def test_the_example_runs() -> None:
     command = [sys.executable, program, *sizes.split(), "--threads", "1"]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr
-    assert "block-fading-schedule" in answer.stdout.splitlines()[-3]
+    agents, schedule, *_, apart = answer.stdout.splitlines()[-5:]
+    between = float(agents.split()[-1]) - float(schedule.split()[-1])
+    assert schedule.startswith("block-fading-schedule")
+    assert apart.startswith(f"agents - block-fading-schedule: {between:+.3f} +- ")
