@@ -202,7 +202,7 @@ class DeadlineProgress(BuiltInPolicy):
     """All who can still finish take turns by what everybody has left, which a base station knows:
     it has received the rest.
 
-    How fast a client is is learned from its progress, and until it has sent from that of all. So
+    A client's pace is learned from its own progress or, until it has sent, from everybody's. So
     announced gains say who goes first, and need not be exact.
     """
 
@@ -210,7 +210,7 @@ class DeadlineProgress(BuiltInPolicy):
     scope = "central"
 
     GAIN = 1.06  # worth of a slot by what is expected of it, as clients choose at the end
-    REACH = 1.3
+    REACH = 1.3  # clients that lack no more than this factor may try
     OWN, ALL = 20.0, 40.0  # slots that count as much as the announced gain of one, and of all
 
     def begin(self, view: View) -> Pace:
