@@ -3,11 +3,11 @@
     pip install 'fedfade[peers]'
     python examples/benchmarl_qmix.py
 
-Nothing of fedfade.agents is used, and nothing of BenchMARL's algorithm is changed: a client
-observes its rank in the order of expected times, agents stand in that order, a decision is held
-for 50 slots, and an upload is paid 1. Trains on fading that is cheap to draw, in cells that are
-better than the paper's in the mean, where agents find out sooner that taking turns pays; counts
-uploads on rounds of the `paper` cell that were not trained on, beside the block-fading schedule.
+This uses nothing of fedfade.agents, and changes nothing in BenchMARL's algorithm. A client observes
+its rank in the order of expected times, it holds a decision for 50 slots, and an upload pays 1.
+Agents train on fading that is cheap to draw, in cells that are better than the paper's on average:
+there they find out sooner that taking turns pays. At the end the example counts uploads on unseen
+rounds of the `paper` cell, beside the block-fading schedule.
 """
 
 import argparse
@@ -33,7 +33,7 @@ RIVALS = ("block-fading-schedule", "wrap-around-schedule", "random")
 
 
 class Course(Callback):
-    """Lets the rate fall to nothing, and says now and then how training goes."""
+    """Lowers the learning rate to almost nothing, and reports progress."""
 
     def __init__(self, given: argparse.Namespace) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Course(Callback):
 def uploads(
     experiment: Experiment, given: argparse.Namespace, fading: str, rounds: int
 ) -> dict[str, torch.Tensor]:
-    """Mean uploads a round in each layout, of greedy agents and of schedules in the same rounds."""
+    """Mean uploads a round in each layout: greedy agents, and schedules in the same rounds."""
     cell = {"radio.source": fading, "qmix.gain_spread_db": 0.0}  # the paper's, nothing else
     config = uplink_config("qmix-hold", hold_slots=given.hold_slots, **cell)
     env = BatchedUplink(config, given.layouts, UNSEEN, given.device)
@@ -74,19 +74,19 @@ def uploads(
 
 
 def main() -> None:
-    """Train, and print uploads a round on the way and at the end."""
+    """Train, and print uploads per round on the way and at the end."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--algorithm", choices=ALGORITHMS, default="qmix")
     parser.add_argument("--iterations", type=int, default=900)
-    parser.add_argument("--episodes", type=int, default=500, help="of an iteration, side by side")
+    parser.add_argument("--episodes", type=int, default=500, help="in an iteration, side by side")
     parser.add_argument("--hold-slots", type=int, default=50)
-    parser.add_argument("--spread-db", type=float, default=8.0, help="of gains between layouts")
-    parser.add_argument("--better-db", type=float, default=4.0, help="than the paper's, on average")
+    parser.add_argument("--spread-db", type=float, default=8.0, help="by which gains of layouts differ")
+    parser.add_argument("--better-db", type=float, default=4.0, help="above the paper's gains, on average")
     parser.add_argument("--rate", type=float, default=7e-4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=int, default=75, help="iterations between reports")
-    parser.add_argument("--layouts", type=int, default=200, help="to count uploads on")
-    parser.add_argument("--rounds", type=int, default=10, help="of the last count, in each layout")
+    parser.add_argument("--layouts", type=int, default=200, help="on which uploads are counted")
+    parser.add_argument("--rounds", type=int, default=10, help="in each layout, at the end")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     given = parser.parse_args()
@@ -95,7 +95,7 @@ def main() -> None:
 
     antenna_gain_dbi = uplink_config("qmix-hold").radio.antenna_gain_dbi + given.better_db
     cells = {"radio.source": "gamma", "radio.antenna_gain_dbi": antenna_gain_dbi}
-    cells["qmix.gain_spread_db"] = given.spread_db
+    cells |= {"qmix.gain_spread_db": given.spread_db, "qmix.state": "client"}  # as agents stand
     task = UplinkTask("qmix-hold", {"hold_slots": given.hold_slots, **cells})
     decisions = task.max_steps(task.get_env_fun(1, False, None, "cpu")())
     config = ExperimentConfig.get_from_yaml()

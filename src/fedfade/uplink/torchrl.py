@@ -12,17 +12,13 @@ from fedfade.errors import UserError
 from fedfade.uplink.episodes import Episodes
 from fedfade.uplink.gradients import gradient_source
 from fedfade.uplink.observation import observation_width, state_width
-from fedfade.uplink.parts import BOUND, order_of
+from fedfade.uplink.parts import BOUND
 from fedfade.uplink.rounds import layout_seeds
 
 
 class BatchedUplink(EnvBase):  # type: ignore[misc]
     """As many tasks side by side as wanted, each with a cell, a walk and data of its own; all
-    reach their deadline at once. Keys are those of a PettingZoo environment in one group.
-
-    Agents stand in the order of the state: client by client, or with `qmix.state: order` by rank,
-    so that what a mixer or a central critic learns of a place is about one rank.
-    """
+    reach their deadline at once. Keys are those of a PettingZoo environment in one group."""
 
     def __init__(
         self,
@@ -37,8 +33,7 @@ class BatchedUplink(EnvBase):  # type: ignore[misc]
         self._set_seed(seed)
         self.scenario = scenario = self.episodes.scenario
         clients, width = scenario.clients, observation_width(scenario)
-        each = "rank" if scenario.ranked_state else "client"
-        self.group_map = {"agents": [f"{each}_{n}" for n in range(clients)]}
+        self.group_map = {"agents": [f"client_{n}" for n in range(clients)]}
 
         def box(*shape: int) -> Bounded:
             return Bounded(-BOUND, BOUND, (episodes, *shape), self.device)
@@ -65,16 +60,10 @@ class BatchedUplink(EnvBase):  # type: ignore[misc]
         if asked is not None and not asked.all():
             raise UserError("episodes of a batch are in step: reset all of them or none.")
         self.episodes.begin()
-        everybody = torch.arange(self.scenario.clients, device=self.device)
-        self._clients = everybody.expand(*self.batch_size, -1)  # [episode, agent]
-        if self.scenario.ranked_state:
-            self._clients = order_of(self.scenario, self.episodes.round).clients
         return TensorDict(self._seen(), self.batch_size, self.device)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        choices = torch.empty_like(self._clients)
-        choices.scatter_(1, self._clients, tensordict["agents", "action"])
-        reward, _ = self.episodes.decide(choices)
+        reward, _ = self.episodes.decide(tensordict["agents", "action"])
         seen = self._seen()
         everybody = reward.float()[:, None, None].expand(-1, self.scenario.clients, 1)
         seen["agents"].set("reward", everybody.clone())
@@ -84,8 +73,6 @@ class BatchedUplink(EnvBase):  # type: ignore[misc]
         """What follows a reset and a step alike."""
         ended = torch.full((*self.batch_size, 1), self.episodes.ended, device=self.device)
         shape = (*self.batch_size, self.scenario.clients)
-        by_client = self.episodes.observations()
-        observed = by_client.gather(1, self._clients[..., None].expand_as(by_client))
-        agents = TensorDict({"observation": observed}, shape, self.device)
+        agents = TensorDict({"observation": self.episodes.observations()}, shape, self.device)
         state = self.episodes.states()
         return {"agents": agents, "state": state, "done": ended, "terminated": ended.clone()}
