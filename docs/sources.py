@@ -552,19 +552,20 @@ def readme() -> Iterator[Source]:
     found, table = findings(), matching(read("levers-paper"), part="paper")
     first = matching(read("results-readings"), reading="default")["uploads qmix"]
     numbers = [first, *(found[key] for key in ("scratch", "pupils", "of plan"))]
-    yield "**1. Learning pays", ["results-readings", HOLD, "size-free-nine"], numbers
+    yield "Agents trained as in the paper", ["results-readings", HOLD, "size-free-nine"], numbers
     ends = table.set_index(["allocation", "codec", "server"])["accuracy"]
     plain = [ends[a, "float32", "mean"] for a in ("random", "block", RATE, "wrap-around")]
     numbers = [ends["random", "int8", "mean"], span(plain), ends["wrap-around", "int8", "mean"]]
-    yield "**2. Send fewer bits", ["levers-paper"], numbers, ends["perfect", "float32", "mean"]
+    yield "On CIFAR-10 at the paper's load", ["levers-paper"], numbers, ends["perfect", "float32", "mean"]
     numbers = [found[key] for key in ("plan", "fresh", "old")]
+    yield "A plan made once a round", ["ladder", "ladder-policies"], numbers
     field = "cell.announced_error_db"
     told = wide(matching(read("announced-error"), cell="paper"), "policy", field)
     lost = [-more(told.loc[policy, 3], told.loc[policy, 0]) for policy in (CHOICE, PROGRESS)]
-    yield "**3. Mean gains", ["ladder", "ladder-policies", "announced-error"], numbers, lost
+    yield "The gains must be accurate", ["announced-error"], lost
     tables = ["uniform-100-accuracy", "ring-20-3-accuracy", "ring-20-3-ablation"]
     yield "| the paper says |", [*tables, "uniform-bound", "ring-20-3-bound"], verdict()
-    yield "*Readings:*", ["qmix-hold-accuracy"], found["held"]
+    yield "*Held decisions.*", ["qmix-hold-accuracy"], found["held"]
 
 
 def packing_not_fading() -> Iterator[Source]:
