@@ -615,7 +615,7 @@ def packing_not_fading() -> Iterator[Source]:
 def faq() -> Iterator[Source]:
     taught, own = read("mappo-hold")[:9], read(HOLD)[:9]
     gains = [more(t.filter(regex=r"hold-\d").T, t[BLOCK]).to_numpy() for t in (taught, own)]
-    yield "The agents that come as `qmix`", ["mappo-hold", HOLD], span(np.concatenate(gains))
+    yield "That is a failure of the training", ["mappo-hold", HOLD], span(np.concatenate(gains))
 
 
 SOURCES: dict[str, Callable[[], Iterator[Source]]] = {
