@@ -552,33 +552,39 @@ def readme() -> Iterator[Source]:
     found, table = findings(), matching(read("levers-paper"), part="paper")
     first = matching(read("results-readings"), reading="default")["uploads qmix"]
     numbers = [first, *(found[key] for key in ("scratch", "pupils", "of plan"))]
-    yield "**1. Learning pays", ["results-readings", HOLD, "size-free-nine"], numbers
+    yield "Agents trained as in the paper", ["results-readings", HOLD, "size-free-nine"], numbers
     ends = table.set_index(["allocation", "codec", "server"])["accuracy"]
     plain = [ends[a, "float32", "mean"] for a in ("random", "block", RATE, "wrap-around")]
     numbers = [ends["random", "int8", "mean"], span(plain), ends["wrap-around", "int8", "mean"]]
-    yield "**2. Send fewer bits", ["levers-paper"], numbers, ends["perfect", "float32", "mean"]
+    numbers.append(ends["perfect", "float32", "mean"])
+    yield "On CIFAR-10 at the paper's load", ["levers-paper"], numbers
     numbers = [found[key] for key in ("plan", "fresh", "old")]
+    yield "A plan made once a round", ["ladder", "ladder-policies"], numbers
     field = "cell.announced_error_db"
     told = wide(matching(read("announced-error"), cell="paper"), "policy", field)
     lost = [-more(told.loc[policy, 3], told.loc[policy, 0]) for policy in (CHOICE, PROGRESS)]
-    yield "**3. Mean gains", ["ladder", "ladder-policies", "announced-error"], numbers, lost
+    yield "The gains must be accurate", ["announced-error"], lost
     tables = ["uniform-100-accuracy", "ring-20-3-accuracy", "ring-20-3-ablation"]
     yield "| the paper says |", [*tables, "uniform-bound", "ring-20-3-bound"], verdict()
-    yield "*Readings:*", ["qmix-hold-accuracy"], found["held"]
+    yield "*Held decisions.*", ["qmix-hold-accuracy"], found["held"]
 
 
 def packing_not_fading() -> Iterator[Source]:
     found, played = findings(), wide(read("ladder-policies"), "policy", "speed")[SLOW_FIRST]
     rows = played.loc[[BLOCK, RATE, PLAN, CHOICE, DEADLINE, "genie"]]
     yield "| | knows |", ["ladder-policies"], rows.to_numpy()
-    numbers = [found[key] for key in ("plan", "own", "fresh", "old")]
-    yield "The plan delivers", ["ladder", "ladder-policies"], numbers
+    yield "- The plan delivers", ["ladder-policies"], found["plan"]
+    yield "- A client's own fading", ["ladder"], found["own"]
+    numbers = [found[key] for key in ("fresh", "old")]
+    yield "- Everybody's fading", ["ladder", "ladder-policies"], numbers
     agents = matching(read("results-accuracy"), policy="qmix", alpha=0.5, clusters=21)
     yield "With the paper's observation", ["results-accuracy"], agents["uploads"].mean()
     nine = wide(matching(read("size-free-nine"), cell="paper"), "policy", "speed_mps")[FAST_FIRST]
     rows = nine.loc[[BLOCK, HOLD, "mappo-hold", "size-free", CHOICE]]
     yield "| | learned by |", ["size-free-nine"], rows.to_numpy()
-    numbers = [found[key] for key in ("scratch", "of plan", "pupils")]
+    yield "- **From scratch**", [HOLD], found["scratch"]
+    numbers = [found[key] for key in ("of plan", "pupils")]
+    yield "- **`size-free`**", ["size-free-nine"], numbers
     cases = matching(read("announced-above"), cell="paper")
     told, worse, careful = (
         matching(cases, worse_db=worse, margin_db=margin).set_index("policy")["uploads"]
@@ -586,7 +592,7 @@ def packing_not_fading() -> Iterator[Source]:
     )
     fallen = [told[CHOICE], worse[CHOICE], told[HOLD], worse[HOLD], careful[CHOICE]]
     fallen += [worse[PROGRESS]]
-    yield "(Random and the paper's", [HOLD, "size-free-nine", "announced-above"], numbers, fallen
+    yield "This changes where the channel", ["announced-above"], fallen
     lines = [("random",), ("block",), ("wrap-around",), ("block", "float32", "mifa")]
     lines += [("random", "int8"), ("wrap-around", "int8"), ("perfect",)]
     own = [matching(read("levers-paper"), **lever("paper", *names)) for names in lines]
@@ -598,8 +604,8 @@ def packing_not_fading() -> Iterator[Source]:
     yield "Random allocation of 8-bit", ["levers-paper-seeds"], first, heavy
     above, _, below, on_ring, *_ = verdict()
     ours = [above, -below[0], below[1], *(-value for value in reversed(on_ring))]
-    tables = ["uniform-100-accuracy", "ring-20-3-accuracy", "qmix-hold-accuracy"]
-    yield "The paper's main claim", tables, ours, found["held"]
+    yield "The paper's main claim", ["uniform-100-accuracy", "ring-20-3-accuracy"], ours
+    yield "Agents that hold decisions", ["qmix-hold-accuracy"], found["held"]
     link = matching(read("real-link"), updates="float32", policy="packing - knowing", neighbours=0)
     apart = link.set_index(["link", "antennas"])[["uploads", "error"]]
     cases = [("shannon", 1), ("nr", 1), ("shannon", 4)]
@@ -609,7 +615,7 @@ def packing_not_fading() -> Iterator[Source]:
 def faq() -> Iterator[Source]:
     taught, own = read("mappo-hold")[:9], read(HOLD)[:9]
     gains = [more(t.filter(regex=r"hold-\d").T, t[BLOCK]).to_numpy() for t in (taught, own)]
-    yield "The agents that come as `qmix`", ["mappo-hold", HOLD], span(np.concatenate(gains))
+    yield "That is a failure of the training", ["mappo-hold", HOLD], span(np.concatenate(gains))
 
 
 SOURCES: dict[str, Callable[[], Iterator[Source]]] = {
