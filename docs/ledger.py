@@ -13,6 +13,7 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,12 +81,13 @@ class Quote(NamedTuple):
 
 
 def blocks(path: Path) -> Iterator[Block]:
-    """What a page says. A command is that of the section, else the page's first; where a page
-    quotes results, it is that of the results."""
+    """What a page says. A command is that of the section, else the page's first. The paragraph
+    right above a command belongs to it. Where a page quotes results, it is that of the results."""
     page, results = path.relative_to(ROOT).as_posix(), path.parent.name == "results"
     heading, first, command, seeds = "", None, None, None
     text = re.sub(r"```.*?```", "", path.read_text(), flags=re.S)
-    for part in re.split(r"\n(?:[ \t]*\n)+|\n(?=- |\d\. |#)", text):
+    parts = re.split(r"\n(?:[ \t]*\n)+|\n(?=- |\d\. |#)", text)
+    for part, behind in pairwise([*parts, ""]):
         if part.startswith("#"):
             heading, command = part.lstrip("# "), first
         elif found := part.startswith("    ") and _commands(part):
@@ -94,7 +96,8 @@ def blocks(path: Path) -> Iterator[Block]:
             told = re.findall(r"(?:[^.;:()|\n]|\.\d)*\bseeds?\b[^.;:()|\n]*", part)
             seeds = told[-1].strip() if told else seeds
             linked = () if results else re.findall(r"\]\([^)]*?(results/[\w-]+\.md)", part)
-            made = f"see {', '.join(linked)}" if linked else command
+            opens = behind.startswith("    ") and _commands(behind)
+            made = f"see {', '.join(linked)}" if linked else opens or command
             yield Block(page, heading, part.strip(), made, seeds)
 
 

@@ -334,8 +334,10 @@ def levers() -> Iterator[Source]:
     ]
     best = end("wrap-around", "int8", "mifa", part="clients", point="10")
     ends = [end("random", "int8"), span([end(*names) for names in plain])]
-    ends += [end("wrap-around", "int8"), end("perfect"), best, gap(seeds, *at_s)[0], heavy[0]]
-    yield "Code the updates first", [*name, *paired_by], ends
+    ends += [end("wrap-around", "int8"), end("perfect")]
+    yield "Code the updates first", name, ends
+    yield "Then change the server", [*name, *paired_by], best, gap(seeds, *at_s)[0]
+    yield "Packing, which means", paired_by, heavy[0]
     for part, points in (("payload", "S/8 S/4 S/2 S 2S 4S"), ("clients", "10 20 30 40 50")):
         keys, columns = ["allocation", "codec", "server"], points.split()
         own = matching(table, part=part)
@@ -430,7 +432,7 @@ def qmix_hold() -> Iterator[Source]:
     ratio = wide(matching(nine, cell="paper"), ["clusters", "speed_mps"], "policy", "ratio")
     errors = matching(nine, cell="paper", policy="size-free")["ratio_error"]
     found = [ratio["size-free"].mean(), span(ratio["size-free"]), span(errors), NONE]
-    found += [ratio["mappo-hold"].mean(), ratio[HOLD].mean(), [NONE] * 8]
+    found += [ratio["mappo-hold"].mean(), ratio[HOLD].mean(), NONE]
     yield "Over the nine settings", ["size-free-nine"], found
     for name, by, start, order in (
         ("size-free-sizes", "clients", "| clients, sub-bands |", [BLOCK, "size-free", CHOICE]),
@@ -464,12 +466,18 @@ def trainings(nine: DataFrame) -> Iterator[Source]:
     gain = more(taught.T, five[BLOCK]).T
     ahead = more(1, taught.T / five[CHOICE]).T
     found = [100 * nine["size-free"].mean(), span(more(nine["size-free"], nine[BLOCK]))]
-    found += [span(gain[:9]), span(gain[9:10]), span(ahead[:10])]
-    yield "**In short.**", ["size-free-nine", "mappo-hold"], found
+    yield "**In short.**", ["size-free-nine"], found
+    found = [span(gain[:9]), span(gain[9:10]), span(ahead[:10])]
+    yield "Every one of five trainings of", ["mappo-hold"], found
     cpu = read("qmix-hold-cpu").query("policy != @BLOCK")
     yield "Two more trainings", ["qmix-hold-cpu"], span(cpu["uploads"]), span(cpu["ratio"])
     below = span(-more(own.T, three[CHOICE]).T[:10])
-    yield "So: in the uniform", [HOLD], span(more(own.T, three[BLOCK]).T[:10]), below
+    yield (
+        "In the uniform and the waypoint cell every",
+        [HOLD],
+        span(more(own.T, three[BLOCK]).T[:10]),
+        below,
+    )
 
     seeds, rows = [f"seed-{number}" for number in range(5)], []
     for (_, count), own in (
