@@ -100,6 +100,40 @@ def test_a_batch_of_episodes_is_a_plain_loop(held: Config) -> None:
         assert report.reward == pytest.approx(float(reward.sum(0).mean()), rel=1e-5)
 
 
+@pytest.mark.parametrize("held", [["qmix.hold_slots=1", "qmix.explore_decisions=4"]], indirect=True)
+def test_a_whim_lasts_and_begins_at_any_decision(held: Config) -> None:
+    """Who explores keeps to what was drawn for four decisions, or until the round ends."""
+    trainer = Trainer(held)
+    trainer.play_batch()
+    decisions = trainer.scenario.decisions
+    choices = trainer.replay.choice.unflatten(1, (-1, EPISODES))[:, :decisions]  # of all explored
+    rows = choices.transpose(1, 2).flatten(0, 1)  # [agent x episode, decision]
+    begins = torch.zeros(4)
+    for row in rows:
+        kept = [phase for phase in range(4) if _constant(row, phase)]
+        assert kept
+        if len(kept) == 1:
+            begins[kept[0]] += 1
+    assert (begins > 5).all()
+    assert len(rows.unique()) == trainer.scenario.actions
+
+
+def _constant(row: Tensor, phase: int) -> bool:
+    """Whether a row changes at decisions 4 - phase, 8 - phase and so on alone."""
+    change = 1 + (row[1:] != row[:-1]).nonzero()
+    return not ((change + phase) % 4).any()
+
+
+def test_whims_are_as_frequent_as_single_choices(overrides: list[str]) -> None:
+    shares = []
+    for lasting in (1, 5):
+        changes = [f"qmix.explore_decisions={lasting}", "qmix.epsilon_start=0.3"]
+        trainer = Trainer(load_config("small-cell", [*overrides, *changes, "radio.slots=100"]))
+        trainer.play_batch()
+        shares.append(float(trainer.rollout._explores.float().mean()))
+    assert shares == pytest.approx([0.3, 0.3], abs=0.03)
+
+
 @pytest.mark.parametrize("held", [["qmix.hold_slots=3"]], indirect=True)
 @pytest.mark.parametrize("n_step", [1, 2, 3])
 def test_steps_to_look_ahead_are_decisions(held: Config, n_step: int) -> None:

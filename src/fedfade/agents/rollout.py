@@ -52,6 +52,7 @@ class Rollout:
         self._teacher = Teacher(name, scenario, seeds) if name != "none" else None
         advance = [config.qmix.advance for config in configs]
         gamma = [config.qmix.gamma for config in configs]
+        self._persists = configs[0].qmix.explore_decisions
         self._draws = configs[0].qmix.algorithm == "mappo"  # actions, instead of exploring
         self._advances = any(advance)
         self._advance_by = torch.tensor(advance, device=device).repeat_interleave(episodes)
@@ -131,11 +132,18 @@ class Rollout:
         self._inner.copy_(uplink.normalised_inner(round_.inner))
 
     def _draw_exploration(self) -> None:
-        keys = fold(fold(self._keys, self._batch), self._decisions[:, None])  # [decision, run]
+        by_batch = fold(self._keys, self._batch)
+        keys = fold(by_batch, self._decisions[:, None])  # [decision, run]
         shape = (self.scenario.clients, self.episodes)
         explores = uniform(fold(keys, 0), shape) < self._epsilon  # [decision, run, client, episode]
-        self._explores.copy_(explores.flatten(1, 2))
         choice = integers(fold(keys, 1), self.scenario.actions, shape)
+        if self._persists > 1:
+            # A whim lasts for some decisions, beginning at any of them: each finds its whim's draw.
+            phase = integers(fold(by_batch, len(self._decisions)), self._persists, shape)
+            decision = self._decisions.view(-1, 1, 1, 1)
+            whim = (decision + phase).div(self._persists, rounding_mode="floor")
+            explores, choice = explores.gather(0, whim), choice.gather(0, whim)
+        self._explores.copy_(explores.flatten(1, 2))
         self._random.copy_(choice.flatten(1, 2))
 
     @torch.no_grad()

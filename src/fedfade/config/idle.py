@@ -32,7 +32,7 @@ _OF_QMIX = """
     qmix.final_rate qmix.rmsprop_decay qmix.rmsprop_epsilon qmix.clip_gradient qmix.loss
     qmix.standardise_rewards qmix.mask_finished qmix.n_step qmix.replay_size qmix.batch_size
     qmix.update_every qmix.target_every qmix.epsilon_start qmix.epsilon_end qmix.epsilon_episodes
-    qmix.lesson_margin
+    qmix.explore_decisions qmix.lesson_margin
 """
 _OF_THE_PLACE = """
     radio.antenna_gain_dbi radio.client_antenna_gain_dbi

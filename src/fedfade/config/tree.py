@@ -575,6 +575,12 @@ class QmixConfig(_Branch):
     epsilon_start: Share = _is(1.0, "exploration at the first episode")
     epsilon_end: Share = _is(0.001, "exploration after epsilon_episodes")
     epsilon_episodes: Whole = _is(20_000, "episodes of linear decay", ge=1, le=10**12)
+    explore_decisions: Whole = _is(
+        1,
+        "decisions in a row in which an exploring agent keeps to what it drew; 1: each is drawn",
+        ge=1,
+        le=100_000,
+    )
     payload_start: float = _is(
         1.0,
         "share of its payload a client has to send in the first training episode (the rest counts "
