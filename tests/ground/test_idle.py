@@ -27,6 +27,7 @@ OTHER = {  # another value of each field, where half of it or its other name wil
     "radio.cluster_draw": "tr38901", "radio.subband_gain": "centre", "cell.round_s": 0.5,
     "allocation.csi_delay_slots": 2, "qmix.mixer": "vdn", "qmix.optimiser": "adam",
     "qmix.loss": "huber", "qmix.state": "order", "qmix.n_step": 2, "qmix.clip_gradient": 0.01,
+    "qmix.explore_decisions": 3,
     "qmix.standardise_rewards": True, "qmix.mask_finished": True, "qmix.mappo.value_hidden": [4],
     "qmix.mappo.entropy_end": 0.5, "run.repeat_fading": True, "learning.data_dir": "elsewhere",
     "learning.error_feedback": True, "learning.server_momentum": 0.5, "cell.ring_spread_db": 3.0,
