@@ -97,6 +97,13 @@ def test_the_genie_knows_the_ceiling(link: str, make_round: Any) -> None:
         assert bool((delivered.sum(-1) <= bound).all()), name
 
 
+def test_the_genie_of_a_link_that_carries_nothing(make_round: Any) -> None:
+    """With such a gap no SINR of the tables is enough."""
+    scenario, round_ = make_round(20.0, overrides=("radio.link=nr", "radio.nr.gap_db=60"))
+    assert not scenario.link.efficiency(torch.full((1,), 1e30)).any()
+    assert genie_bound(scenario, round_).tolist() == [0.0] * len(round_.alpha)
+
+
 def test_the_page(my_link: Path, fedfade: Callable[..., Any]) -> None:
     words = ("--set", "radio.link=my_link:OneScheme", "--seeds", 1, "--rounds", 1, "--out", "run")
     answer = fedfade("compare", "small-cell", "--policies", "random,max-sum-rate", *words)

@@ -43,7 +43,8 @@ def genie_bound(scenario: Scenario, round_: Round) -> Tensor:
     total, places = snr.sum(-2, keepdim=True), scenario.antennas
     nats = torch.where(snr > 1e-6, (1.0 + 1.0 / snr.clamp(min=1e-6)) * torch.log1p(snr), 1.0)
     most = scenario.link.efficiency(torch.full((1,), 1e30, device=snr.device)) * math.log(2.0)
-    nats = torch.minimum(nats, most / -torch.expm1(-most))
+    # A link may carry nothing at any SINR, as NR does with a gap of 60 dB: 0, where this is 0 / 0.
+    nats = torch.minimum(nats, torch.where(most > 0, most / -torch.expm1(-most), 0.0))
     share = total / (places + total)
     if places > 1:  # with one antenna no client's own limit is above it
         share = torch.maximum(share, snr / (1.0 + snr))

@@ -36,7 +36,7 @@ _ADDED = """
     qmix.play_hold_slots qmix.lesson_margin
     cost run.deadline run.deadline_clients run.train_absent
     radio.receive_antennas radio.receiver cell.interference_cells cell.interference_activity
-    cell.announced_error_db cell.announced_above_db
+    cell.announced_error_db cell.announced_above_db qmix.explore_decisions
 """  # fields whose default is what was done before them
 _OTHERWISE = {"learning.previous_update": "last"}
 
