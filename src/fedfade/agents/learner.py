@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedfade.agents.kept import KeptAgents
-from fedfade.agents.networks import AgentNetworks, make_mixer, spread
+from fedfade.agents.networks import AgentNetworks, Mixer, Tensors, make_mixer, spread
 from fedfade.agents.optimisers import Flat, Optimiser, clip
 from fedfade.agents.sets import SetNetworks, make_agents
 from fedfade.agents.transitions import Batch
@@ -83,7 +83,7 @@ class Learner:
         self._mask = _flags([c.mask_finished for c in configs], place)
         self._due: dict[tuple[tuple[bool, ...], int], Tensor] = {}  # parameters of some runs
         self.kept = KeptAgents(configs, self.agents, self._online[0])
-        self._side = [SideStream(place), SideStream(place)]
+        self._side = [SideStream(place) for _ in range(3)]
 
     def resize(self, *size: int) -> None:
         """From now on so many clients, numbers in an observation, and actions."""
@@ -100,18 +100,26 @@ class Learner:
         The online networks choose a'. Without a mixer k is the agent, else there is one.
         """
         room = self._room(batch.reward.shape[-1])
+        with self._side[2].work():
+            weights = self._mixing(self.target_mixer, batch.next_state)
         with self._side[0].work():
             values = self.target_agents.layers(batch.next_observation, room.target)[-1]
         online = self.agents.layers(batch.next_observation, room.spare)[-1]
         self._side[0].join()
-        return self._bootstrap(values, online, batch)
+        self._side[2].join()
+        return self._bootstrap(weights, values, online, batch)
 
     @fused
-    def _bootstrap(self, values: Tensor, online: Tensor, batch: Batch) -> Tensor:
+    def _mixing(self, mixer: Mixer, state: Tensor) -> Tensors:
+        return mixer.weights(state)
+
+    @fused
+    def _bootstrap(self, weights: Tensors, values: Tensor, online: Tensor, batch: Batch) -> Tensor:
         best = self.agents.choose(batch.next_observation, online)
         value = values.gather(-1, best[..., None]).squeeze(-1)
         value, values = self._without_finished(value, values, batch.next_finished)
-        following: Tensor = self.target_mixer(value, batch.next_state, values, best)
+        mixed = (value, batch.next_state, values, best)
+        following = self.target_mixer.combine(weights, *mixed)
         reward = batch.reward
         if self._standardise is not None:
             deviation, mean = torch.std_mean(reward, -1, keepdim=True)
@@ -136,16 +144,22 @@ class Learner:
         room = self._room(batch.reward.shape[-1])
         with torch.no_grad(), self._side[1].work():
             tape = self.agents.layers(batch.observation, room.kept)
+        with self._side[2].work():
+            made = self._mixing(self.mixer, batch.state)
         target = self.target(batch)
         self._side[1].join()
         q = _value_of(batch.choice, tape[-1]).requires_grad_()
-        loss, total = self._loss(q, batch, tape[-1], target)
+        weights = [part.detach().requires_grad_() for part in made]
+        loss, total = self._loss(weights, q, batch, tape[-1], target)
         loss.sum().backward()  # type: ignore[no-untyped-call]
         assert q.grad is not None
+        with self._side[2].work():  # the agents' way down does not wait for the mixer's
+            torch.autograd.backward(made, [part.grad for part in weights])
         slope = spread(q.grad, batch.choice, tape[-1].shape[-1])
         if lessons is not None:
             slope = slope + lessons * self._pull(tape[-1], batch)
         self.agents.descend(tape, slope, room.spare, self._side[0])
+        self._side[2].join()
         if self._longest is not None:
             clip(self._online, self._longest)
         for optimiser in self._optimisers:
@@ -171,11 +185,11 @@ class Learner:
 
     @fused
     def _loss(
-        self, q: Tensor, batch: Batch, values: Tensor, target: Tensor
+        self, weights: Tensors, q: Tensor, batch: Batch, values: Tensor, target: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Mean loss and mean Q_tot of the values q [run x agent, batch] of choices: [run]."""
         q, values = self._without_finished(q, values, batch.finished)
-        total = self.mixer(q, batch.state, values, batch.choice)
+        total = self.mixer.combine(weights, q, batch.state, values, batch.choice)
         loss = (total - target).square()
         if self.config.loss == "huber":
             loss = F.huber_loss(total, target, reduction="none")

@@ -184,7 +184,26 @@ class StackedLinear(nn.Module):
         return torch.bmm(x, self.weight) + self.bias
 
 
-class MonotonicMixer(nn.Module):
+class Mixer(nn.Module):
+    """Q_tot of all agents' values, in two steps: a learner takes the first beside the agents'
+    passes, which it does not need."""
+
+    def weights(self, state: Tensor) -> Tensors:
+        """What is made from the state [run, batch, width] alone."""
+        return []
+
+    def combine(
+        self, weights: Tensors, q: Tensor, state: Tensor, values: Tensor, choice: Tensor
+    ) -> Tensor:
+        """q [run x agent, batch] of `choice`, among `values` [run x agent, batch, action], to Q_tot
+        [run, k, batch]: k is 1, or an agent."""
+        raise NotImplementedError
+
+    def forward(self, q: Tensor, state: Tensor, values: Tensor, choice: Tensor) -> Tensor:
+        return self.combine(self.weights(state), q, state, values, choice)
+
+
+class MonotonicMixer(Mixer):
     """Q_tot from Q_1 ... Q_N with weights made from the state, none of them negative.
 
     QMIX (Rashid et al. 2018; paper: eq. 33): two layers, ELU between, the last bias a small network
@@ -202,15 +221,21 @@ class MonotonicMixer(nn.Module):
         self.value = StackedLinear(width, 1, generators)  # bias of layer 2
         self.parts = (hypernet, hypernet, width, width)
 
-    def forward(self, q: Tensor, state: Tensor, values: Tensor, choice: Tensor) -> Tensor:
-        """q [run x agent, batch], state [run, batch, width] -> Q_tot [run, 1, batch]."""
+    def weights(self, state: Tensor) -> Tensors:
+        """Both layers: [run, batch, agent, width], [run, batch, width] twice, [run, batch]."""
         for_first, for_second, for_value, bias = self.enter(state).split(self.parts, dim=-1)
         first = self.first(for_first.relu()).abs().unflatten(-1, (self.agents, self.width))
-        second = self.second(for_second.relu()).abs()  # [run, batch, width]
+        second = self.second(for_second.relu()).abs()
+        return [first, bias, second, self.value(for_value.relu())[..., 0]]
+
+    def combine(
+        self, weights: Tensors, q: Tensor, state: Tensor, values: Tensor, choice: Tensor
+    ) -> Tensor:
+        first, bias, second, value = weights
         # A weighted sum over ten agents: cheaper as multiply and add than as 512 tiny products.
         by_sample = _by_run(q, state).mT[..., None]  # [run, batch, agent, 1]
         hidden = nn.functional.elu((by_sample * first).sum(2) + bias)
-        total: Tensor = (hidden * second).sum(-1) + self.value(for_value.relu())[..., 0]
+        total: Tensor = (hidden * second).sum(-1) + value
         return total[:, None]
 
 
@@ -219,7 +244,7 @@ def _by_run(q: Tensor, state: Tensor) -> Tensor:
     return q.view(len(state), -1, q.shape[-1])
 
 
-class DuplexMixer(nn.Module):
+class DuplexMixer(Mixer):
     """QPLEX (Wang et al. 2021): any Q_tot whose best joint action is everybody's own best one.
 
     Q_tot = b(s) + sum of w_n(s) max Q_n + sum of lambda_n(s, a) w_n(s) (Q_n - max Q_n), where no w
@@ -240,15 +265,19 @@ class DuplexMixer(nn.Module):
         self.meet = StackedLinear(state + agents * actions, hypernet, generators)
         self.importance = StackedLinear(hypernet, agents, generators)
 
-    def forward(self, q: Tensor, state: Tensor, values: Tensor, choice: Tensor) -> Tensor:
-        """q [run x agent, batch] of `choice`, among `values` [run x agent, batch, action], state
-        [run, batch, width] -> Q_tot [run, 1, batch]."""
+    def weights(self, state: Tensor) -> Tensors:
+        """w [run, batch, agent] and b [run, batch]."""
         for_weight, for_value = self.enter(state).relu().chunk(2, dim=-1)
-        weight = _positive(self.weight(for_weight))  # [run, batch, agent]
+        return [_positive(self.weight(for_weight)), self.value(for_value)[..., 0]]
+
+    def combine(
+        self, weights: Tensors, q: Tensor, state: Tensor, values: Tensor, choice: Tensor
+    ) -> Tensor:
+        weight, value = weights
         own = _by_run(q, state).mT
         behind = own.detach() - _by_run(values.detach().amax(-1), state).mT  # never positive
         weighted = weight.detach() * behind * (self.importances(state, choice) - 1.0)
-        total: Tensor = (weight * own + weighted).sum(-1) + self.value(for_value)[..., 0]
+        total: Tensor = (weight * own + weighted).sum(-1) + value
         return total[:, None]
 
     def importances(self, state: Tensor, choice: Tensor) -> Tensor:
@@ -265,15 +294,20 @@ def _positive(x: Tensor) -> Tensor:
     return (5.0 * torch.tanh(x / 5.0)).exp()
 
 
-class RankedMixer(nn.Module):
+class RankedMixer(Mixer):
     """A mixer whose first agent is the client of rank 0, wherever it stands: its weights belong to
     ranks. The state is in the order of rank and ends in who has which (`uplink.ranked_clients`)."""
 
-    def __init__(self, mixer: nn.Module, agents: int) -> None:
+    def __init__(self, mixer: Mixer, agents: int) -> None:
         super().__init__()
         self.mixer, self.agents = mixer, agents
 
-    def forward(self, q: Tensor, state: Tensor, values: Tensor, choice: Tensor) -> Tensor:
+    def weights(self, state: Tensor) -> Tensors:
+        return self.mixer.weights(state[..., : -self.agents])
+
+    def combine(
+        self, weights: Tensors, q: Tensor, state: Tensor, values: Tensor, choice: Tensor
+    ) -> Tensor:
         clients = ranked_clients(state, self.agents).mT  # [run, place, batch]
 
         def ranked(x: Tensor) -> Tensor:  # [run x agent, batch, ...]
@@ -281,28 +315,27 @@ class RankedMixer(nn.Module):
             place = clients if x.ndim == 2 else clients[..., None].expand(by_run.shape)
             return by_run.gather(1, place).flatten(0, 1)
 
-        state = state[..., : -self.agents]
-        total: Tensor = self.mixer(ranked(q), state, ranked(values), ranked(choice))
-        return total
+        by_rank = (ranked(x) for x in (values, choice))
+        return self.mixer.combine(weights, ranked(q), state[..., : -self.agents], *by_rank)
 
 
-class SumMixer(nn.Module):
+class SumMixer(Mixer):
     """VDN: Q_tot [run, 1, batch] is the sum."""
 
-    def forward(self, q: Tensor, state: Tensor, *_: Tensor) -> Tensor:
+    def combine(self, weights: Tensors, q: Tensor, state: Tensor, *_: Tensor) -> Tensor:
         return _by_run(q, state).sum(1, keepdim=True)
 
 
-class NoMixer(nn.Module):
+class NoMixer(Mixer):
     """Independent DQN: every agent learns from the common reward by itself: [run, agent, batch]."""
 
-    def forward(self, q: Tensor, state: Tensor, *_: Tensor) -> Tensor:
+    def combine(self, weights: Tensors, q: Tensor, state: Tensor, *_: Tensor) -> Tensor:
         return _by_run(q, state)
 
 
 def make_mixer(
     config: QmixConfig, agents: int, state: int, actions: int, generators: Generators
-) -> nn.Module:
+) -> Mixer:
     """The mixer `qmix.mixer` names: (values of the actions taken, state, values of all actions,
     actions taken) to Q_tot."""
     if config.mixer == "vdn":
@@ -311,7 +344,7 @@ def make_mixer(
         return NoMixer()
     ranked = config.state == "order"
     state -= agents if ranked else 0  # its end is for the wrapper
-    mixer: nn.Module
+    mixer: Mixer
     if config.mixer == "qplex":
         mixer = DuplexMixer(agents, state, actions, config.hypernet_width, generators)
     else:
