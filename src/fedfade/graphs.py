@@ -97,6 +97,16 @@ def unfused(function: Callable[P, R]) -> Callable[P, R]:
     return function
 
 
+_IN_ONE_PIECE: list[Callable[..., object]] = []
+
+
+def in_one_piece(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator for a function that what `fuse` compiles calls, but does not look into: one that
+    brings its own derivative cannot be mapped otherwise."""
+    _IN_ONE_PIECE.append(function)
+    return function
+
+
 def fuse(function: Callable[P, R], device: torch.device, **settings: Any) -> Callable[P, R]:
     """`function` with its small operations merged into few kernels, where that pays: on CUDA.
 
@@ -109,6 +119,8 @@ def fuse(function: Callable[P, R], device: torch.device, **settings: Any) -> Cal
     torch._dynamo.config.recompile_limit = 256
     for whole in _UNFUSED:
         torch._dynamo.decorators.skip(whole)
+    for piece in _IN_ONE_PIECE:
+        torch._dynamo.decorators.allow_in_graph(piece)  # type: ignore[no-untyped-call]
     return torch.compile(function, dynamic=False, **settings)
 
 
