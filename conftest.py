@@ -18,7 +18,7 @@ collect_ignore_glob = (
 if find_spec("benchmarl") is None:  # extra `peers`
     collect_ignore_glob += ["src/fedfade/uplink/benchmarl.py", "src/fedfade/uplink/torchrl.py"]
 if find_spec("triton") is None:  # comes with PyTorch for CUDA
-    collect_ignore_glob += ["src/fedfade/learning/convolution_kernels.py"]
+    collect_ignore_glob += ["src/fedfade/*/*_kernels.py"]
 
 # A shell starts what it runs in the background with SIGINT ignored; tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from importlib.util import find_spec
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -18,6 +19,9 @@ from torch import Tensor
 P = ParamSpec("P")
 R = TypeVar("R")
 Work = Callable[[], None]
+
+TRITON = find_spec("triton") is not None and os.environ.get("FEDFADE_COMPILE") != "0"
+"""Whether kernels can be compiled here, should there be a GPU."""
 
 WARM_UP = 3
 """How often work is run before it is recorded: libraries choose algorithms on the first calls."""
@@ -140,8 +144,6 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        if torch.compiler.is_compiling():  # part of a larger function that is fused
-            return function(*args, **kwargs)
         device = next(arg.device for arg in args if hasattr(arg, "device"))
         if device.type != "cuda" or os.environ.get("FEDFADE_COMPILE") == "0":
             return function(*args, **kwargs)

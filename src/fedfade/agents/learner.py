@@ -103,8 +103,8 @@ class Learner:
         with self._side[2].work():
             weights = self._mixing(self.target_mixer, batch.next_state)
         with self._side[0].work():
-            values = self.target_agents.layers(batch.next_observation, room.target)[-1]
-        online = self.agents.layers(batch.next_observation, room.spare)[-1]
+            values = self.target_agents.layers(batch.next_observation, room.target, keep=False)[-1]
+        online = self.agents.layers(batch.next_observation, room.spare, keep=False)[-1]
         self._side[0].join()
         self._side[2].join()
         return self._bootstrap(weights, values, online, batch)
@@ -158,7 +158,7 @@ class Learner:
         slope = spread(q.grad, batch.choice, tape[-1].shape[-1])
         if lessons is not None:
             slope = slope + lessons * self._pull(tape[-1], batch)
-        self.agents.descend(tape, slope, room.spare, self._side[0])
+        self.agents.descend(tape, slope, room.spare, self._side[:2])
         self._side[2].join()
         if self._longest is not None:
             clip(self._online, self._longest)

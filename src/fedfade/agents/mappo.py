@@ -258,7 +258,7 @@ class MappoLearner:
         loss = self._actor_loss(logits, sample, done, lessons)
         loss.sum().backward()  # type: ignore[no-untyped-call]
         assert logits.grad is not None
-        self.agents.descend(tape, logits.grad, spare, self._side)
+        self.agents.descend(tape, logits.grad, spare, [self._side])
         error = self._critic_loss(sample.state, sample.target)
         error.sum().backward()  # type: ignore[no-untyped-call]
         self._move(done)

@@ -8,13 +8,14 @@ seed; runs share no number.
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedfade.config import QmixConfig
-from fedfade.graphs import SideStream, fused
+from fedfade.graphs import TRITON, SideStream, fused
 from fedfade.randomness import uniform
 from fedfade.uplink import ranked_clients
 
@@ -74,7 +75,7 @@ class AgentNetworks(nn.Module):
             nn.init.zeros_(self.biases[-1])
 
     def forward(self, observation: Tensor) -> Tensor:
-        return self.layers(observation)[-1]
+        return self.layers(observation, keep=False)[-1]
 
     def choose(self, observation: Tensor, values: Tensor) -> Tensor:
         """The action each agent takes: [run x agent, batch]."""
@@ -92,8 +93,11 @@ class AgentNetworks(nn.Module):
             return values
         return values + (observation[..., : self.width] @ self.prefer + self.prefer_bias)
 
-    def layers(self, observation: Tensor, room: Tensors | None = None) -> Tensors:
-        """What each layer reads, and at the end the values: what `descend` needs.
+    def layers(
+        self, observation: Tensor, room: Tensors | None = None, keep: bool = True
+    ) -> Tensors:
+        """What each layer reads, and at the end the values: what `descend` needs. Without `keep`
+        only the values are asked for.
 
         `room` (from `make_room`) is written to instead of new memory; not under autograd.
         """
@@ -106,9 +110,13 @@ class AgentNetworks(nn.Module):
         missing = self.weights[0].shape[1] - x.shape[-1]
         tape = [F.pad(x, (0, missing)) if missing else x]
         last = len(self.weights) - 1
-        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            out = None if room is None else room[layer]
-            tape.append(_finish_layer(torch.bmm(tape[-1], weight, out=out), bias, layer < last))
+        if kernels := self._kernels():
+            tape += self._memory(tape[0].shape[1]) if room is None else room
+            kernels.forward(tape[0], self.weights, self.biases, tape[1:], keep)
+        else:
+            for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+                out = None if room is None else room[layer]
+                tape.append(_finish_layer(torch.bmm(tape[-1], weight, out=out), bias, layer < last))
         if self.share:
             tape[-1] = tape[-1].view(self.runs * self.agents, -1, tape[-1].shape[-1])
         if self.dueling:
@@ -118,11 +126,23 @@ class AgentNetworks(nn.Module):
     def make_room(self, batch: int) -> Tensors:
         """Memory for the outputs of all layers. Getting 40 MB from the system and giving it back
         in every update costs as much as a matrix product."""
-        rows = batch * self.agents if self.share else batch
+        return self._memory(batch * self.agents if self.share else batch)
+
+    def _memory(self, rows: int) -> Tensors:
         return [weight.new_empty(len(weight), rows, weight.shape[2]) for weight in self.weights]
 
+    def _kernels(self) -> ModuleType | None:
+        """All layers in one launch, where that can be done."""
+        exact = torch.get_float32_matmul_precision() == "highest"
+        if self.weights[0].device.type != "cuda" or exact or torch.is_grad_enabled() or not TRITON:
+            return None
+        from fedfade.agents import network_kernels
+
+        sizes = [self.weights[0].shape[1], *(weight.shape[2] for weight in self.weights)]
+        return network_kernels if network_kernels.fit(sizes) else None
+
     @torch.no_grad()
-    def descend(self, tape: Tensors, g: Tensor, room: Tensors, side: SideStream) -> None:
+    def descend(self, tape: Tensors, g: Tensor, room: Tensors, sides: Sequence[SideStream]) -> None:
         """Write the gradient of every parameter from that of all values: [run x agent, batch,
         action].
 
@@ -132,16 +152,21 @@ class AgentNetworks(nn.Module):
         """
         g = torch.cat([g, g.sum(-1, keepdim=True)], dim=-1) if self.dueling else g
         g = g.view(self.runs, -1, g.shape[-1]) if self.share else g
+        if kernels := self._kernels():
+            kernels.backward(g, self.weights, tape[1:-1], room[:-1])
         for layer in reversed(range(len(self.weights))):
             weight, bias, x = self.weights[layer], self.biases[layer], tape[layer]
             assert bias.grad is not None
-            with side.work():
+            with sides[layer % len(sides)].work():
                 torch.bmm(x.mT, g, out=weight.grad)
                 _add_up(g, bias.grad)
-            if layer:
+            if layer and kernels:
+                g = room[layer - 1]
+            elif layer:
                 g = torch.bmm(g, weight.mT, out=room[layer - 1])
                 torch.ops.aten.threshold_backward.grad_input(g, x, 0, grad_input=g)
-        side.join()
+        for side in sides:
+            side.join()
 
 
 # The operations between the matrix products, each one kernel on CUDA.

@@ -157,20 +157,9 @@ class Rollout:
     @torch.no_grad()
     def step(self, agents: AgentNetworks, memory: Memory) -> None:
         """Every agent observes and decides, everybody sends, the transition is stored."""
-        values = agents(self._seen)
-        if self.scenario.hold_slots == 1:
-            self._play_all(agents, values, memory)
-            return
-        self._decide(agents, values)
+        self._decide(agents, agents(self._seen))
         for _ in range(self.scenario.hold_slots):
             self._play_slot()
-        self._store(memory)
-
-    @fused
-    def _play_all(self, agents: AgentNetworks, values: Tensor, memory: Memory) -> None:
-        """A decision of one slot: together its three parts are fewer kernels than apart."""
-        self._decide(agents, values)
-        self._play_slot()
         self._store(memory)
 
     @fused

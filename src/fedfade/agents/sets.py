@@ -96,7 +96,9 @@ class SetNetworks(AgentNetworks):
         """What the base station tells in every slot."""
         return []
 
-    def layers(self, observation: Tensor, room: Tensors | None = None) -> Tensors:
+    def layers(
+        self, observation: Tensor, room: Tensors | None = None, keep: bool = True
+    ) -> Tensors:
         """What was observed, and the values."""
         seen = observation.reshape(self.runs, -1, observation.shape[-1])
         values = self._values(seen[..., : self.width])
@@ -133,7 +135,7 @@ class SetNetworks(AgentNetworks):
         """Autograd keeps what it needs."""
         return [self.band_side.weight.new_empty(0)]
 
-    def descend(self, tape: Tensors, g: Tensor, room: Tensors, side: SideStream) -> None:
+    def descend(self, tape: Tensors, g: Tensor, room: Tensors, sides: Sequence[SideStream]) -> None:
         """Write the gradient of every parameter from that of all values."""
         with torch.enable_grad():
             self(tape[0]).backward(g)

@@ -16,8 +16,7 @@ from torch.func import functional_call, grad, vmap
 
 from fedfade.config import Precision
 from fedfade.device import spare_bytes
-from fedfade.graphs import Work, fuse, record
-from fedfade.learning import convolution
+from fedfade.graphs import TRITON, Work, fuse, record
 from fedfade.learning.averaging import ServerState
 from fedfade.learning.convolution import Geometry, convolve, shifted
 from fedfade.learning.data import Dataset
@@ -73,7 +72,7 @@ class MatmulConv2d(nn.Conv2d):
         """Whether the unfolded images need never be written: on a GPU, whatever they look like."""
         usual = self.stride == (1, 1) and min(where.backwards.padding) >= 0
         numbers = input.dtype in (torch.float32, torch.bfloat16)
-        return convolution.ENABLED and input.device.type == "cuda" and usual and numbers
+        return TRITON and input.device.type == "cuda" and usual and numbers
 
 
 def groups_of_samples(samples: int, pixels: int, kernel: Sequence[int], dtype: torch.dtype) -> int:

@@ -8,9 +8,7 @@ Layouts: images [client, sample, row, column, channel], kernels [client, place x
 which tensor cores for float32 like best with the neighbours of a column side by side in memory.
 """
 
-import os
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -19,11 +17,9 @@ from torch import Tensor
 
 from fedfade.graphs import in_one_piece
 
-ENABLED = find_spec("triton") is not None and os.environ.get("FEDFADE_COMPILE") != "0"
-"""Whether the kernels can be compiled here, should there be a GPU."""
 _PRODUCTS = {"highest": "ieee", "high": "tf32", "medium": "tf32"}
 """What PyTorch calls a precision of float32 products, and what the kernels call it."""
-_LAUNCHED = 4 * 132  # blocks of a sum over pixels: four for each processor of a large GPU
+_LAUNCHED = 8 * 132  # blocks of a sum over pixels: eight for each processor of a large GPU
 _WORTH_IT = 8  # steps of such a sum that a block takes at least
 
 
@@ -76,17 +72,18 @@ def blocks(
     >>> blocks("images", 64, 128, torch.bfloat16, "ieee")
     Blocks(rows=128, columns=128, depth=64, warps=8, stages=3)
     >>> blocks("kernel", 3, 32, torch.float32, "tf32")
-    Blocks(rows=32, columns=32, depth=64, warps=4, stages=3)
+    Blocks(rows=32, columns=32, depth=32, warps=4, stages=3)
     """
     exact = dtype == torch.float32 and products == "ieee"  # without tensor cores
     wide = _power_of_two(out, 64 if exact or work == "kernel" else 128)
     half = dtype != torch.float32
     if work == "kernel":
-        depth = 16 if exact else 64
-        return Blocks(_part_of(channels, 64), wide, depth, warps=4, stages=3)
+        # Tensor cores take float32 numbers turned around a few at a time: small blocks wait less.
+        rows = _part_of(channels, 64 if exact or half else 32)
+        return Blocks(rows, wide, 16 if exact else 64 if half else 32, 4, 2 if exact else 3)
     depth = _part_of(channels, 16 if exact else 64 if half else 32)
     if exact:
-        return Blocks(64, wide, depth, warps=4, stages=2)
+        return Blocks(64 if wide > 32 else 128, wide, depth, warps=4, stages=2)
     return Blocks(128, wide, depth, warps=8 if wide > 64 else 4, stages=3)
 
 
@@ -98,7 +95,7 @@ def _power_of_two(number: int, most: int) -> int:
 def _part_of(channels: int, most: int) -> int:
     """The greatest power of two that divides the channels, or where it is tiny, any."""
     divides = min(most, channels & -channels)
-    return divides if divides >= 16 else min(32, most)
+    return divides if divides >= 16 else 32
 
 
 def splits(clients: int, tiles: int, steps: int) -> int:
@@ -106,7 +103,7 @@ def splits(clients: int, tiles: int, steps: int) -> int:
     and one block each would keep few of a GPU's processors busy.
 
     >>> splits(10, 1, 800), splits(10, 18, 50), splits(100, 18, 50)
-    (53, 3, 1)
+    (100, 6, 1)
     """
     return max(1, min(-(-_LAUNCHED // (clients * tiles)), steps // _WORTH_IT))
 
@@ -166,6 +163,8 @@ def _convolve_on_cuda(x: Tensor, kernel: Tensor, *where: Any) -> Tensor:
     from fedfade.learning import convolution_kernels
 
     cut = blocks("images", x.shape[-1], kernel.shape[-1], x.dtype, products())
+    if x.dtype == torch.float32 and products() == "ieee":
+        kernel = kernel.contiguous()  # without tensor cores neighbours of a row go together
     return convolution_kernels.convolve(x, kernel, Geometry(*where), cut, products())
 
 

@@ -1,0 +1,212 @@
+"""All layers of the agents' networks in one launch, in Triton, which comes with PyTorch for CUDA.
+
+Layers are so small that a GPU spends its time between them: four matrix products, each with a bias
+and a ReLU, are eight launches. Here a block takes some observations of one agent through all of
+them, in TensorFloat-32.
+"""
+
+from collections.abc import Sequence
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_UNITS = 64  # of a wide layer at a time: all of them would not fit
+_WARPS = 4  # that one product shares; with more, blocks of 64 rows come out wrong
+_MOST = (64, 256, 128, 128, 64)  # features before, between and after the layers
+
+
+def fit(sizes: Sequence[int]) -> bool:
+    """Whether layers of such sizes, before, between and behind them, can be done here."""
+    return len(sizes) == len(_MOST) and all(a <= b for a, b in zip(sizes, _MOST, strict=True))
+
+
+@triton.jit
+def _rounded(x: tl.tensor) -> tl.tensor:
+    """To TensorFloat-32, to nearest, where the product itself would cut off."""
+    bits = x.to(tl.int32, bitcast=True) + 0x1000
+    return (bits & -0x2000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _block(
+    start: tl.tensor, row: tl.tensor, rows: tl.tensor, column: tl.tensor, columns: tl.constexpr
+) -> tl.tensor:
+    """Rows and columns of a matrix, 0 beyond its ends."""
+    inside = (row < rows) & (column < columns)
+    return tl.load(start + row * columns + column, mask=inside, other=0.0)
+
+
+@triton.jit
+def _put(
+    start: tl.tensor,
+    row: tl.tensor,
+    rows: tl.tensor,
+    column: tl.tensor,
+    columns: tl.constexpr,
+    x: tl.tensor,
+) -> None:
+    tl.store(start + row * columns + column, x, mask=(row < rows) & (column < columns))
+
+
+@triton.jit
+def _layer(x: tl.tensor, weight: tl.tensor, bias: tl.tensor) -> tl.tensor:
+    total = tl.dot(_rounded(x), _rounded(weight), input_precision="tf32") + bias
+    return tl.maximum(total, 0.0)
+
+
+@triton.jit
+def _forward(
+    x: tl.tensor,  # [network, row, WIDTH]
+    w1: tl.tensor,  # [network, WIDTH, FIRST]
+    b1: tl.tensor,
+    w2: tl.tensor,
+    b2: tl.tensor,
+    w3: tl.tensor,
+    b3: tl.tensor,
+    w4: tl.tensor,
+    b4: tl.tensor,
+    h1: tl.tensor,  # [network, row, FIRST], written if KEEP, as are the two below
+    h2: tl.tensor,
+    h3: tl.tensor,
+    values: tl.tensor,  # [network, row, ACTIONS]
+    rows: tl.tensor,
+    WIDTH: tl.constexpr,
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
+    THIRD: tl.constexpr,
+    ACTIONS: tl.constexpr,
+    # The same as powers of two, which blocks are.
+    WIDTH_2: tl.constexpr,
+    SECOND_2: tl.constexpr,
+    ACTIONS_2: tl.constexpr,
+    ROWS: tl.constexpr,
+    UNITS: tl.constexpr,
+    KEEP: tl.constexpr,
+) -> None:
+    """ROWS rows of a network through all its layers."""
+    network = tl.program_id(1).to(tl.int64)
+    before, after = network * rows, tl.arange(0, ACTIONS_2)[None]
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    feature, middle = tl.arange(0, WIDTH_2), tl.arange(0, SECOND_2)
+    seen = _block(x + before * WIDTH, row, rows, feature[None], WIDTH)
+    total = tl.zeros((ROWS, SECOND_2), tl.float32)
+    for first in tl.static_range(0, FIRST, UNITS):
+        unit = first + tl.arange(0, UNITS)
+        weight = _block(w1 + network * WIDTH * FIRST, feature[:, None], WIDTH, unit[None], FIRST)
+        bias = _block(b1 + network * FIRST, 0, 1, unit[None], FIRST)
+        hidden = _layer(seen, weight, bias)
+        if KEEP:
+            _put(h1 + before * FIRST, row, rows, unit[None], FIRST, hidden)
+        weight = _block(w2 + network * FIRST * SECOND, unit[:, None], FIRST, middle[None], SECOND)
+        total = tl.dot(_rounded(hidden), _rounded(weight), total, input_precision="tf32")
+    total += _block(b2 + network * SECOND, 0, 1, middle[None], SECOND)
+    second = tl.maximum(total, 0.0)
+    if KEEP:
+        _put(h2 + before * SECOND, row, rows, middle[None], SECOND, second)
+    value = tl.zeros((ROWS, ACTIONS_2), tl.float32)
+    for first in tl.static_range(0, THIRD, UNITS):
+        unit = first + tl.arange(0, UNITS)
+        weight = _block(w3 + network * SECOND * THIRD, middle[:, None], SECOND, unit[None], THIRD)
+        bias = _block(b3 + network * THIRD, 0, 1, unit[None], THIRD)
+        hidden = _layer(second, weight, bias)
+        if KEEP:
+            _put(h3 + before * THIRD, row, rows, unit[None], THIRD, hidden)
+        weight = _block(w4 + network * THIRD * ACTIONS, unit[:, None], THIRD, after, ACTIONS)
+        value = tl.dot(_rounded(hidden), _rounded(weight), value, input_precision="tf32")
+    value += _block(b4 + network * ACTIONS, 0, 1, after, ACTIONS)
+    _put(values + before * ACTIONS, row, rows, after, ACTIONS, value)
+
+
+@triton.jit
+def _backward(
+    slope: tl.tensor,  # [network, row, ACTIONS] of the loss, by value
+    w2: tl.tensor,
+    w3: tl.tensor,
+    w4: tl.tensor,
+    h1: tl.tensor,  # as the forward pass kept them
+    h2: tl.tensor,
+    h3: tl.tensor,
+    g1: tl.tensor,  # slopes by what the layers give before their ReLU
+    g2: tl.tensor,
+    g3: tl.tensor,
+    rows: tl.tensor,
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
+    THIRD: tl.constexpr,
+    ACTIONS: tl.constexpr,
+    SECOND_2: tl.constexpr,
+    ACTIONS_2: tl.constexpr,
+    ROWS: tl.constexpr,
+    UNITS: tl.constexpr,
+) -> None:
+    """Slopes of ROWS rows of a network from its values down to its first layer."""
+    network = tl.program_id(1).to(tl.int64)
+    before, after = network * rows, tl.arange(0, ACTIONS_2)
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    middle = tl.arange(0, SECOND_2)
+    g = _rounded(_block(slope + before * ACTIONS, row, rows, after[None], ACTIONS))
+    total = tl.zeros((ROWS, SECOND_2), tl.float32)
+    for first in tl.static_range(0, THIRD, UNITS):
+        unit = first + tl.arange(0, UNITS)
+        weight = _block(w4 + network * THIRD * ACTIONS, unit[:, None], THIRD, after[None], ACTIONS)
+        hidden = _block(h3 + before * THIRD, row, rows, unit[None], THIRD)
+        third = tl.dot(g, tl.trans(_rounded(weight)), input_precision="tf32")
+        third = tl.where(hidden > 0, third, 0.0)
+        _put(g3 + before * THIRD, row, rows, unit[None], THIRD, third)
+        weight = _block(w3 + network * SECOND * THIRD, middle[:, None], SECOND, unit[None], THIRD)
+        weight = tl.trans(_rounded(weight))
+        total = tl.dot(_rounded(third), weight, total, input_precision="tf32")
+    hidden = _block(h2 + before * SECOND, row, rows, middle[None], SECOND)
+    total = tl.where(hidden > 0, total, 0.0)
+    _put(g2 + before * SECOND, row, rows, middle[None], SECOND, total)
+    second = _rounded(total)
+    for first in tl.static_range(0, FIRST, UNITS):
+        unit = first + tl.arange(0, UNITS)
+        weight = _block(w2 + network * FIRST * SECOND, unit[:, None], FIRST, middle[None], SECOND)
+        hidden = _block(h1 + before * FIRST, row, rows, unit[None], FIRST)
+        third = tl.dot(second, tl.trans(_rounded(weight)), input_precision="tf32")
+        _put(g1 + before * FIRST, row, rows, unit[None], FIRST, tl.where(hidden > 0, third, 0.0))
+
+
+def _power_of_two(number: int) -> int:
+    return max(16, 1 << (number - 1).bit_length())  # a product's blocks are 16 wide at least
+
+
+def _rows_of_a_block(rows: int) -> int:
+    return 64 if rows >= 256 else 32  # few rows: more blocks
+
+
+def forward(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    out: Sequence[Tensor],
+    keep: bool,
+) -> None:
+    """What every layer gives, [network, row, features], into `out`: of those in between only if
+    they are to be kept."""
+    networks, rows, width = x.shape
+    first, second, third, actions = (weight.shape[2] for weight in weights)
+    layers = [one for pair in zip(weights, biases, strict=True) for one in pair]
+    block = _rows_of_a_block(rows)
+    _forward[-(-rows // block), networks](
+        x.contiguous(), *layers, *out, rows, width, first, second, third, actions,
+        _power_of_two(width), _power_of_two(second), _power_of_two(actions), block, _UNITS, keep,
+        num_warps=_WARPS, num_stages=1,
+    )  # fmt: skip
+
+
+def backward(
+    slope: Tensor, weights: Sequence[Tensor], tape: Sequence[Tensor], out: Sequence[Tensor]
+) -> None:
+    """Slopes by what the first three layers give before their ReLU, [network, row, features], from
+    those by the values; `tape` is what the forward pass kept of these layers."""
+    networks, rows, actions = slope.shape
+    first, second, third = (kept.shape[2] for kept in tape)
+    block = _rows_of_a_block(rows)
+    _backward[-(-rows // block), networks](
+        slope.contiguous(), *weights[1:], *tape, *out, rows, first, second, third, actions,
+        _power_of_two(second), _power_of_two(actions), block, _UNITS,
+        num_warps=_WARPS, num_stages=1,
+    )  # fmt: skip
