@@ -78,12 +78,13 @@ class Learner:
         self._room = cache(partial(_Room, self.agents))
         place = self._online[0].values.device
         self.updates = torch.zeros((), dtype=torch.int64, device=place)
+        self._ones = torch.ones(self.runs, device=place)
         self._longest = _flags([c.clip_gradient for c in configs], place)
         self._standardise = _flags([c.standardise_rewards for c in configs], place)
         self._mask = _flags([c.mask_finished for c in configs], place)
         self._due: dict[tuple[tuple[bool, ...], int], Tensor] = {}  # parameters of some runs
         self.kept = KeptAgents(configs, self.agents, self._online[0])
-        self._side = [SideStream(place) for _ in range(3)]
+        self._side = [SideStream(place) for _ in range(4)]
 
     def resize(self, *size: int) -> None:
         """From now on so many clients, numbers in an observation, and actions."""
@@ -100,13 +101,13 @@ class Learner:
         The online networks choose a'. Without a mixer k is the agent, else there is one.
         """
         room = self._room(batch.reward.shape[-1])
-        with self._side[2].work():
+        with self._side[3].work():
             weights = self._mixing(self.target_mixer, batch.next_state)
         with self._side[0].work():
             values = self.target_agents.layers(batch.next_observation, room.target, keep=False)[-1]
         online = self.agents.layers(batch.next_observation, room.spare, keep=False)[-1]
         self._side[0].join()
-        self._side[2].join()
+        self._side[3].join()
         return self._bootstrap(weights, values, online, batch)
 
     @fused
@@ -148,10 +149,11 @@ class Learner:
             made = self._mixing(self.mixer, batch.state)
         target = self.target(batch)
         self._side[1].join()
+        self._side[2].join()
         q = _value_of(batch.choice, tape[-1]).requires_grad_()
         weights = [part.detach().requires_grad_() for part in made]
         loss, total = self._loss(weights, q, batch, tape[-1], target)
-        loss.sum().backward()  # type: ignore[no-untyped-call]
+        loss.backward(self._ones)  # type: ignore[no-untyped-call]
         assert q.grad is not None
         with self._side[2].work():  # the agents' way down does not wait for the mixer's
             torch.autograd.backward(made, [part.grad for part in weights])
@@ -159,11 +161,13 @@ class Learner:
         if lessons is not None:
             slope = slope + lessons * self._pull(tape[-1], batch)
         self.agents.descend(tape, slope, room.spare, self._side[:2])
-        self._side[2].join()
         if self._longest is not None:
+            self._side[2].join()
             clip(self._online, self._longest)
-        for optimiser in self._optimisers:
-            optimiser.step(self.updates)
+        for_agents, for_mixer = self._optimisers
+        for_agents.step(self.updates)
+        self._side[2].join()
+        for_mixer.step(self.updates)
         self.kept.update(self.updates)
         self.updates += 1
         return loss.detach(), total

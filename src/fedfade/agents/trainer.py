@@ -35,7 +35,7 @@ from fedfade.agents.transitions import ReplayMemory
 from fedfade.config import Config, changed, differences
 from fedfade.device import one_thread
 from fedfade.errors import UserError
-from fedfade.graphs import WARM_UP, Work, record
+from fedfade.graphs import WARM_UP, OnItsWay, Work, fused, record
 
 OWN = (
     *("run.seed", "run.restart", "run.repeat_fading", "run.seeds", "learning.alpha"),
@@ -100,6 +100,12 @@ def diverged(what: str, episodes: int, which: str = "") -> Diverged:
     """The sentence about it; `which` training, where there are several."""
     end = f"because {what} became infinite or not a number."
     return Diverged(f"training{which} stopped at episode {episodes} {end}")
+
+
+@fused
+def _count_in(loss_sum: Tensor, loss: Tensor, q_sum: Tensor, q: Tensor) -> None:
+    loss_sum.add_(loss)
+    q_sum.add_(q)
 
 
 class _Place(NamedTuple):
@@ -209,7 +215,7 @@ class Trainer:
         self.batch += 1
         self.learned += learned
         self._choose()
-        figures = self._figures()
+        figures = OnItsWay(self._figures())
         # Asked for before the host waits, so that the device does not wait for the host.
         self._next = None
         if self.batch < self.batches:
@@ -370,8 +376,7 @@ class Trainer:
             n_step = self.config.qmix.n_step
             sample = self.replay.sample(self.learner.updates, self._gamma, n_step)
             loss, q = self.learner.update(sample, self._lessons if self._pulled else None)
-        self._loss += loss
-        self._q += q
+        _count_in(self._loss, loss, self._q, q)
 
     def _figures(self) -> Tensor:
         """Reward, uploads, summed loss and Q, accuracy: [run, figure]."""
@@ -384,7 +389,7 @@ class Trainer:
         parts = [self.rollout.returns.mean(-1), uploads, self._loss, self._q, accuracy]
         return torch.stack(parts, -1)
 
-    def _reports(self, figures: Tensor, learned: int, epsilon: float) -> list[Report]:
+    def _reports(self, figures: OnItsWay, learned: int, epsilon: float) -> list[Report]:
         """The figures of a batch; the only place where the host waits for the device."""
         episodes, updates = self.batch * self.rollout.episodes, learned or math.nan
         reports = []

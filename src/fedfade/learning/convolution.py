@@ -17,10 +17,12 @@ from torch import Tensor
 
 from fedfade.graphs import in_one_piece
 
-_PRODUCTS = {"highest": "ieee", "high": "tf32", "medium": "tf32"}
-"""What PyTorch calls a precision of float32 products, and what the kernels call it."""
-_LAUNCHED = 8 * 132  # blocks of a sum over pixels: eight for each processor of a large GPU
+_PROCESSORS = 132  # of a large GPU
 _WORTH_IT = 8  # steps of such a sum that a block takes at least
+
+
+Work = Literal["images", "kernel"]
+"""The product with images, or the gradient of its kernel."""
 
 
 class Geometry(NamedTuple):
@@ -62,28 +64,24 @@ class Blocks(NamedTuple):
     stages: int  # steps on their way at once
 
 
-def blocks(
-    work: Literal["images", "kernel"], channels: int, out: int, dtype: torch.dtype, products: str
-) -> Blocks:
-    """For the product with images of so many channels, or for the gradient of its kernel.
+def blocks(work: Work, channels: int, out: int, dtype: torch.dtype, products: str) -> Blocks:
+    """For the product with images of so many channels, or for the gradient of its kernel. Found
+    by trying on an H200.
 
     All pixels of a block read the same place of the kernel if the channels can be divided so.
 
-    >>> blocks("images", 64, 128, torch.bfloat16, "ieee")
+    >>> blocks("images", 64, 128, torch.bfloat16, "tf32")
     Blocks(rows=128, columns=128, depth=64, warps=8, stages=3)
     >>> blocks("kernel", 3, 32, torch.float32, "tf32")
     Blocks(rows=32, columns=32, depth=32, warps=4, stages=3)
     """
-    exact = dtype == torch.float32 and products == "ieee"  # without tensor cores
-    wide = _power_of_two(out, 64 if exact or work == "kernel" else 128)
-    half = dtype != torch.float32
+    wide, half = _power_of_two(out, 64 if work == "kernel" else 128), dtype != torch.float32
     if work == "kernel":
+        exact = products == "ieee" and not half  # without tensor cores
         # Tensor cores take float32 numbers turned around a few at a time: small blocks wait less.
         rows = _part_of(channels, 64 if exact or half else 32)
         return Blocks(rows, wide, 16 if exact else 64 if half else 32, 4, 2 if exact else 3)
-    depth = _part_of(channels, 16 if exact else 64 if half else 32)
-    if exact:
-        return Blocks(64 if wide > 32 else 128, wide, depth, warps=4, stages=2)
+    depth = _part_of(channels, 64 if half else 32)
     return Blocks(128, wide, depth, warps=8 if wide > 64 else 4, stages=3)
 
 
@@ -98,19 +96,24 @@ def _part_of(channels: int, most: int) -> int:
     return divides if divides >= 16 else 32
 
 
-def splits(clients: int, tiles: int, steps: int) -> int:
+def splits(clients: int, tiles: int, steps: int, dtype: torch.dtype) -> int:
     """Parts of a sum of so many steps that are worked out side by side: what comes out is small,
     and one block each would keep few of a GPU's processors busy.
 
-    >>> splits(10, 1, 800), splits(10, 18, 50), splits(100, 18, 50)
-    (100, 6, 1)
+    >>> [splits(10, 1, 800, torch.float32), splits(10, 18, 50, torch.bfloat16)]
+    [100, 3]
     """
-    return max(1, min(-(-_LAUNCHED // (clients * tiles)), steps // _WORTH_IT))
+    launched = _PROCESSORS * (8 if dtype == torch.float32 else 4)
+    return max(1, min(-(-launched // (clients * tiles)), steps // _WORTH_IT))
 
 
-def products() -> str:
-    """How the kernels are to multiply float32 numbers: as PyTorch is told to."""
-    return _PRODUCTS[torch.get_float32_matmul_precision()]
+def products(work: Work) -> str:
+    """How the kernels are to multiply float32 numbers. Three products of TensorFloat-32 for one,
+    of numbers and of what rounding left of them, add up to float32's accuracy sooner than it does
+    itself; but not where numbers have to be turned around."""
+    if torch.get_float32_matmul_precision() != "highest":
+        return "tf32"
+    return "tf32x3" if work == "images" else "ieee"
 
 
 def shifted(
@@ -162,18 +165,18 @@ def _kernel_gradient_unfolded(x: Tensor, out: Tensor, *where: Any) -> Tensor:
 def _convolve_on_cuda(x: Tensor, kernel: Tensor, *where: Any) -> Tensor:
     from fedfade.learning import convolution_kernels
 
-    cut = blocks("images", x.shape[-1], kernel.shape[-1], x.dtype, products())
-    if x.dtype == torch.float32 and products() == "ieee":
-        kernel = kernel.contiguous()  # without tensor cores neighbours of a row go together
-    return convolution_kernels.convolve(x, kernel, Geometry(*where), cut, products())
+    how = products("images")
+    cut = blocks("images", x.shape[-1], kernel.shape[-1], x.dtype, how)
+    return convolution_kernels.convolve(x, kernel, Geometry(*where), cut, how)
 
 
 @torch.library.impl("fedfade::kernel_gradient", "cuda")
 def _kernel_gradient_on_cuda(x: Tensor, out: Tensor, *where: Any) -> Tensor:
     from fedfade.learning import convolution_kernels
 
-    cut = blocks("kernel", x.shape[-1], out.shape[-1], x.dtype, products())
-    return convolution_kernels.kernel_gradient(x, out, Geometry(*where), cut, products())
+    how = products("kernel")
+    cut = blocks("kernel", x.shape[-1], out.shape[-1], x.dtype, how)
+    return convolution_kernels.kernel_gradient(x, out, Geometry(*where), cut, how)
 
 
 def _outcome(x: Tensor, kernel: Tensor, *where: Any) -> Tensor:

@@ -170,7 +170,7 @@ def kernel_gradient(
     pixels, terms = samples * rows * columns, high * wide * channels
     tiles = -(-terms // cut.rows) * -(-out // cut.columns)
     steps = -(-pixels // cut.depth)
-    steps_of_split = -(-steps // (parts or splits(clients, tiles, steps)))
+    steps_of_split = -(-steps // (parts or splits(clients, tiles, steps, x.dtype)))
     parts = -(-steps // steps_of_split)
     sums = x.new_empty(clients, parts, terms, out, dtype=torch.float32)
     _convolution_gradient[tiles, parts, clients](
