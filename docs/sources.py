@@ -169,7 +169,10 @@ def uniform_and_ring() -> Iterator[Source]:
         yield "| seed | first tenth |", [f"{cell}-reward"], tenths.to_numpy()
         if cell == "uniform":
             yield from uniform_to_the_end()
-    yield from ring_ablation()
+    lost = read("ring-20-3-ablation")
+    more_lost = gap(lost, {"hidden": "gradient"}, {"hidden": "fading"})
+    yield "Hiding the gradient deviation costs nothing.", ["ring-20-3-ablation"], more_lost, NONE
+    yield from ablation("ring-20-3")
     lines, rewards = read("ring-20-3-hidden"), read("ring-20-3-hidden-reward")
     agents, rows = matching(lines, policy="qmix", swapped=AS_IS), []
     for hidden in ("nothing", "gradient", "fading"):
@@ -201,10 +204,17 @@ def uniform_to_the_end() -> Iterator[Source]:
     each = {key: t["accuracy"] for key, t in final.groupby(["policy", "clusters", "alpha"])}
     order = product(others, (14, 21, 28), (0.5, 5, 50))
     yield "| policy | alpha 0.5, n_c 14 |", name, [band(each[key]) for key in order]
+    final = read("uniform-ablation")
+    more_lost = gap(final, {"hidden": "gradient"}, {"hidden": "fading"})
+    yield "Neither hidden part costs", ["uniform-ablation"], more_lost
+    yield from ablation("uniform")
+    delivered = final.groupby(["hidden", "training"])["uploads"].mean()
+    ranges = [span(delivered[hidden]) for hidden in ("fading", "nothing")]
+    yield "Without the fading trainings deliver", ["uniform-ablation"], ranges
 
 
-def ring_ablation() -> Iterator[Source]:
-    final, inputs, rows = read("ring-20-3-ablation"), read("ring-20-3-ablation-inputs"), []
+def ablation(cell: str) -> Iterator[Source]:
+    final, inputs, rows = read(f"{cell}-ablation"), read(f"{cell}-ablation-inputs"), []
     for hidden in ("nothing", "gradient", "fading"):
         own, lost = matching(final, hidden=hidden), []
         if hidden != "nothing":
@@ -212,10 +222,8 @@ def ring_ablation() -> Iterator[Source]:
             lost = [found.mean, found.error, found.training_error]
         kept = 100 * use_of_inputs(matching(inputs, hidden=hidden)).kept[ALL]
         rows.append([band(own["accuracy"]), lost, own["uploads"].mean(), kept])
-    tables = ["ring-20-3-ablation", "ring-20-3-ablation-inputs"]
+    tables = [f"{cell}-ablation", f"{cell}-ablation-inputs"]
     yield "| hidden | final accuracy in %, median (band) | against", tables, rows
-    more_lost = gap(final, {"hidden": "gradient"}, {"hidden": "fading"})
-    yield "Hiding the gradient deviation costs nothing.", tables[:1], more_lost, NONE
 
 
 def flat_known(frames: Sequence[DataFrame]) -> list[float]:
@@ -534,7 +542,7 @@ def findings() -> dict[str, Any]:
 def verdict() -> list[Any]:
     """The front page on the paper: uniform at its centre, then the reading that favours agents."""
     final, ring = read("uniform-100-accuracy"), read("ring-20-3-accuracy")
-    centre, lost = matching(final, alpha=0.5, clusters=21), read("ring-20-3-ablation")
+    centre = matching(final, alpha=0.5, clusters=21)
     cells, on_ring = (wide(t, ["alpha", "clusters"], "policy", "accuracy") for t in (final, ring))
     short, ring_short = (
         matching(table, **own).groupby(["clusters", "policy"])["accuracy"].median().unstack()
@@ -551,7 +559,10 @@ def verdict() -> list[Any]:
         gap(matching(final, policy=RATE, alpha=0.5), *ends),
         [abs(largest[0]), largest[1]],
         span(rise),
-        *(gap(lost, {"hidden": h}, {"hidden": "nothing"}) for h in ("fading", "gradient")),
+        *(
+            gap(read(f"{cell}-ablation"), {"hidden": hidden}, {"hidden": "nothing"})
+            for cell, hidden in product(("uniform", "ring-20-3"), ("fading", "gradient"))
+        ),
         *(span(read(f"{cell}-bound")["all_runs"]) for cell in ("uniform", "ring-20-3")),
     ]
 
@@ -572,8 +583,9 @@ def readme() -> Iterator[Source]:
     told = wide(matching(read("announced-error"), cell="paper"), "policy", field)
     lost = [-more(told.loc[policy, 3], told.loc[policy, 0]) for policy in (CHOICE, PROGRESS)]
     yield "The gains must be accurate", ["announced-error"], lost
-    tables = ["uniform-100-accuracy", "ring-20-3-accuracy", "ring-20-3-ablation"]
-    yield "| the paper says |", [*tables, "uniform-bound", "ring-20-3-bound"], verdict()
+    parts = product(("uniform", "ring-20-3"), ("ablation", "bound"))
+    tables = ["uniform-100-accuracy", "ring-20-3-accuracy", *map("-".join, parts)]
+    yield "| the paper says |", tables, verdict()
     yield "*Held decisions.*", ["qmix-hold-accuracy"], found["held"]
 
 

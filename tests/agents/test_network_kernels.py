@@ -77,7 +77,7 @@ def test_kernels_by_their_interpreter() -> None:
 
 @NO_CUDA
 @pytest.mark.parametrize("options", [{}, {"share_parameters": True, "dueling": True}])
-def test_an_update_is_the_same_either_way(
+def test_an_update_on_cuda_is_the_same_either_way(
     options: dict[str, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU, the gradients of all parameters with the kernels and without."""

@@ -151,12 +151,12 @@ def _backward(
         unit = first + tl.arange(0, UNITS)
         weight = _block(w4 + network * THIRD * ACTIONS, unit[:, None], THIRD, after[None], ACTIONS)
         hidden = _block(h3 + before * THIRD, row, rows, unit[None], THIRD)
-        third = tl.dot(g, tl.trans(_rounded(weight)), input_precision="tf32")
-        third = tl.where(hidden > 0, third, 0.0)
-        _put(g3 + before * THIRD, row, rows, unit[None], THIRD, third)
+        down = tl.dot(g, tl.trans(_rounded(weight)), input_precision="tf32")
+        down = tl.where(hidden > 0, down, 0.0)
+        _put(g3 + before * THIRD, row, rows, unit[None], THIRD, down)
         weight = _block(w3 + network * SECOND * THIRD, middle[:, None], SECOND, unit[None], THIRD)
         weight = tl.trans(_rounded(weight))
-        total = tl.dot(_rounded(third), weight, total, input_precision="tf32")
+        total = tl.dot(_rounded(down), weight, total, input_precision="tf32")
     hidden = _block(h2 + before * SECOND, row, rows, middle[None], SECOND)
     total = tl.where(hidden > 0, total, 0.0)
     _put(g2 + before * SECOND, row, rows, middle[None], SECOND, total)
@@ -165,8 +165,8 @@ def _backward(
         unit = first + tl.arange(0, UNITS)
         weight = _block(w2 + network * FIRST * SECOND, unit[:, None], FIRST, middle[None], SECOND)
         hidden = _block(h1 + before * FIRST, row, rows, unit[None], FIRST)
-        third = tl.dot(second, tl.trans(_rounded(weight)), input_precision="tf32")
-        _put(g1 + before * FIRST, row, rows, unit[None], FIRST, tl.where(hidden > 0, third, 0.0))
+        down = tl.dot(second, tl.trans(_rounded(weight)), input_precision="tf32")
+        _put(g1 + before * FIRST, row, rows, unit[None], FIRST, tl.where(hidden > 0, down, 0.0))
 
 
 def _power_of_two(number: int) -> int:

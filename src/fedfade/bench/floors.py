@@ -1,4 +1,5 @@
-"""Floors: the matrix products a figure cannot do without, alone, in its shapes and precision."""
+"""Floors: the matrix products a figure cannot do without, alone, in its shapes and precision, one
+after the other by PyTorch's library. Work of several layers in one launch may be below it."""
 
 from typing import NamedTuple
 

@@ -70,7 +70,7 @@ def training(stage: Stage) -> Iterable[Figure]:
     found = measured(stage, 1)
     floor_s = 1e-3 * found.batches * found.floor
     note = "CIFAR-10" if stage.data == "cifar10" else f"data: {Path(stage.data).stem}"
-    yield Figure("training", "s", found.whole_s, stage.size(120, None), floor_s, note=note)
+    yield Figure("training", "s", found.whole_s, stage.size(80, None), floor_s, note=note)
     in_batch = {part: found.calls.get(part, 1) * ms for part, ms in found.parts.items()}
     in_batch["rest"] = found.batch - sum(in_batch.values())
     for part, ms in in_batch.items():
@@ -90,7 +90,7 @@ def five_seeds(stage: Stage) -> Iterable[Figure]:
     seeds = stage.size(5, 2)
     one, many = measured(stage, 1), measured(stage, seeds)
     ratio, floor, note = many.whole_s / one.whole_s, many.floor / one.floor, f"{many.whole_s:.3g} s"
-    yield Figure(f"{seeds} seeds against 1", "x", ratio, stage.size(2, None), floor, note=note)
+    yield Figure(f"{seeds} seeds against 1", "x", ratio, stage.size(1.9, None), floor, note=note)
     for part in ("slot", "update", "local", "fading", "layout"):
         yield Figure(f"  {part}", "x", many.parts[part] / max(1e-9, one.parts[part]))
 
@@ -166,7 +166,7 @@ def _parts(stage: Stage, trainer: Trainer) -> dict[str, float]:
 def rounds(stage: Stage) -> Iterable[Figure]:
     """Federated rounds of several sizes and precisions."""
     learning, usual = stage.config().learning, stage.precision
-    wanted: dict[Precision, float] = {"fp32": 5.0, "tf32": 5.0, "bf16": 3.5}
+    wanted: dict[Precision, float] = {"fp32": 5.0, "tf32": 4.0, "bf16": 3.5}
     for precision, limit in wanted.items():
         yield _round(stage, learning, precision, limit)
     many = learning.model_copy(update={"clients": stage.size(50, 5)})

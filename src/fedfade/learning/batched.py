@@ -6,6 +6,7 @@ Nothing waits for the host.
 
 import copy
 import itertools
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -72,7 +73,9 @@ class MatmulConv2d(nn.Conv2d):
         """Whether the unfolded images need never be written: on a GPU, whatever they look like."""
         usual = self.stride == (1, 1) and min(where.backwards.padding) >= 0
         numbers = input.dtype in (torch.float32, torch.bfloat16)
-        return TRITON and input.device.type == "cuda" and usual and numbers
+        pixels = len(input) * math.prod(where.after(*input.shape[2:]))
+        counted = max(input.numel(), pixels * self.out_channels) < 2**31  # as the kernels count
+        return TRITON and input.device.type == "cuda" and usual and numbers and counted
 
 
 def groups_of_samples(samples: int, pixels: int, kernel: Sequence[int], dtype: torch.dtype) -> int:
