@@ -20,9 +20,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Work = Callable[[], None]
 
-TRITON = find_spec("triton") is not None and os.environ.get("FEDFADE_COMPILE") != "0"
-"""Whether kernels can be compiled here, should there be a GPU."""
-
 WARM_UP = 3
 """How often work is run before it is recorded: libraries choose algorithms on the first calls."""
 
@@ -131,13 +128,25 @@ def in_one_piece(function: Callable[P, R]) -> Callable[P, R]:
     return function
 
 
+def compiled_on(device: torch.device) -> bool:
+    """Whether functions are compiled for this device: for CUDA, unless FEDFADE_COMPILE=0."""
+    return device.type == "cuda" and os.environ.get("FEDFADE_COMPILE") != "0"
+
+
+def kernels_run_on(device: torch.device) -> bool:
+    """Whether kernels of our own run there: on processors that know TensorFloat-32, with Triton."""
+    if not compiled_on(device) or find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 def fuse(function: Callable[P, R], device: torch.device, **settings: Any) -> Callable[P, R]:
     """`function` with its small operations merged into few kernels, where that pays: on CUDA.
 
     Compiling takes seconds at the first call for tensors of a new size; FEDFADE_COMPILE=0 does
     without. `settings` are those of `torch.compile`.
     """
-    if device.type != "cuda" or os.environ.get("FEDFADE_COMPILE") == "0":
+    if not compiled_on(device):
         return function
     # By default the ninth size of a function would silently not be compiled.
     torch._dynamo.config.recompile_limit = 256
@@ -165,7 +174,7 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         device = next(arg.device for arg in args if hasattr(arg, "device"))
-        if device.type != "cuda" or os.environ.get("FEDFADE_COMPILE") == "0":
+        if not compiled_on(device):
             return function(*args, **kwargs)
         if not compiled:
             compiled.append(fuse(function, device))

@@ -17,7 +17,7 @@ from torch.func import grad, vmap
 
 from fedfade.bench.federated_round import random_images
 from fedfade.config import LearningConfig, Precision
-from fedfade.learning import Federation, build_model
+from fedfade.learning import Federation, batched, build_model
 from fedfade.learning.batched import ClientBatch, MatmulConv2d
 from fedfade.learning.convolution import Blocks, Geometry, convolve
 
@@ -132,14 +132,14 @@ def test_only_one_is_mapped(axes: tuple[int | None, int | None]) -> None:
     assert torch.equal(found, convolve(*whole, *geometry))
 
 
-def test_a_layer_is_the_same_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_is_the_same_either_way() -> None:
     """Unfolded here, as on a GPU there: with its bias, and the gradient of all it knows."""
     layer = MatmulConv2d(5, 8, 3, padding=2, dilation=2)
     images = torch.randn(SAMPLES, 5, 9, 7, requires_grad=True)
     change = torch.randn(SAMPLES, 8, 9, 7)
     found = []
     for gathers in (False, True):
-        monkeypatch.setattr(MatmulConv2d, "_gathers", lambda *given, it=gathers: it)
+        layer.kernels = gathers
         out = layer(images)
         everything = [images, *layer.parameters()]
         found.append([out.detach(), *torch.autograd.grad(out, everything, change)])
@@ -191,7 +191,7 @@ def test_a_step_of_local_training(
     flat, averaged = (each.expand(CLIENTS, -1) for each in (state.parameters, state.buffers))
     model, found = build_model(config.model, dataset.shape, 10, seed=0), []
     for gathers in (False, True):
-        monkeypatch.setattr(MatmulConv2d, "_gathers", lambda *given, it=gathers: it)
+        monkeypatch.setattr(batched, "kernels_run_on", lambda device, it=gathers: it)
         batch = ClientBatch(model, dataset, precision)
         assert batch.mapped
         found.append(batch.gradient(flat.contiguous(), batch.buffers(averaged), samples)[:2])

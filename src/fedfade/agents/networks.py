@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedfade.config import QmixConfig
-from fedfade.graphs import TRITON, SideStream, fused
+from fedfade.graphs import SideStream, fused, kernels_run_on
 from fedfade.randomness import uniform
 from fedfade.uplink import ranked_clients
 
@@ -134,7 +134,7 @@ class AgentNetworks(nn.Module):
     def _kernels(self) -> ModuleType | None:
         """All layers in one launch, where that can be done."""
         exact = torch.get_float32_matmul_precision() == "highest"
-        if self.weights[0].device.type != "cuda" or exact or torch.is_grad_enabled() or not TRITON:
+        if exact or torch.is_grad_enabled() or not kernels_run_on(self.weights[0].device):
             return None
         from fedfade.agents import network_kernels
 

@@ -3,7 +3,6 @@ the same code runs at sizes so small that the figures mean nothing, for the test
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterable
 from functools import cache, partial
@@ -27,6 +26,7 @@ from fedfade.config import Config, LearningConfig, Precision
 from fedfade.device import matrix_products
 from fedfade.errors import not_allowed
 from fedfade.experiments import Comparison, SideBySide
+from fedfade.graphs import compiled_on
 from fedfade.learning import Federation, send
 from fedfade.radio import Cell, Channel
 
@@ -299,6 +299,6 @@ def measure(
             "failed": failed,
             "took_s": took,
             "data": stage.data if known else "noise in the shape of CIFAR-10",
-            "compiled": device.type == "cuda" and os.environ.get("FEDFADE_COMPILE") != "0",
+            "compiled": compiled_on(device),
             **stage.about(),
         }

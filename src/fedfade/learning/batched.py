@@ -17,7 +17,7 @@ from torch.func import functional_call, grad, vmap
 
 from fedfade.config import Precision
 from fedfade.device import spare_bytes
-from fedfade.graphs import TRITON, Work, fuse, record
+from fedfade.graphs import Work, fuse, kernels_run_on, record
 from fedfade.learning.averaging import ServerState
 from fedfade.learning.convolution import Geometry, convolve, shifted
 from fedfade.learning.data import Dataset
@@ -42,6 +42,8 @@ class MatmulConv2d(nn.Conv2d):
     With other weights for every client a convolution becomes a grouped one, for which libraries
     have no fast kernels; for a batched matrix product they have.
     """
+
+    kernels = False  # whether there are some of our own for the device it is on
 
     def forward(self, input: Tensor) -> Tensor:
         """[sample, channel, row, column] -> the same with other channels, channels innermost."""
@@ -70,12 +72,12 @@ class MatmulConv2d(nn.Conv2d):
         return out.view(len(input), rows, columns, -1).permute(0, 3, 1, 2)
 
     def _gathers(self, input: Tensor, where: Geometry) -> bool:
-        """Whether the unfolded images need never be written: on a GPU, whatever they look like."""
+        """Whether our kernels, which never write the unfolded images, can do it."""
         usual = self.stride == (1, 1) and min(where.backwards.padding) >= 0
         numbers = input.dtype in (torch.float32, torch.bfloat16)
         pixels = len(input) * math.prod(where.after(*input.shape[2:]))
         counted = max(input.numel(), pixels * self.out_channels) < 2**31  # as the kernels count
-        return TRITON and input.device.type == "cuda" and usual and numbers and counted
+        return self.kernels and usual and numbers and counted
 
 
 def groups_of_samples(samples: int, pixels: int, kernel: Sequence[int], dtype: torch.dtype) -> int:
@@ -143,10 +145,10 @@ class PooledBatchNorm(PlainBatchNorm):
         return super()._line(self.pool(x * rising), scale * rising, shift)
 
 
-def batchable(model: nn.Module) -> nn.Module:
-    """A copy whose layers are fast with other weights for every client; only their classes change,
-    so parameters and buffers keep their names."""
-    model = copy.deepcopy(model)
+def batchable(model: nn.Module, device: torch.device | str = "cpu") -> nn.Module:
+    """A copy there whose layers are fast with other weights for every client; only their classes
+    change, so parameters and buffers keep their names."""
+    model = copy.deepcopy(model).to(device)
     for layers in (part for part in model.modules() if type(part) is nn.Sequential):
         for place, (norm, pool) in enumerate(itertools.pairwise(layers)):
             pooled = type(norm) is nn.BatchNorm2d and type(pool) is nn.MaxPool2d
@@ -161,6 +163,8 @@ def batchable(model: nn.Module) -> nn.Module:
             layer.__class__ = MatmulConv2d
         elif kind is nn.BatchNorm2d or mean_of_steps:  # PyTorch's kernels cannot do these mapped
             layer.__class__ = PlainBatchNorm
+        if isinstance(layer, MatmulConv2d):
+            layer.kernels = kernels_run_on(torch.device(device))
         if isinstance(layer, PlainBatchNorm) and layer.momentum is not None:
             layer.num_batches_tracked = None  # nobody reads it
     return model
@@ -172,7 +176,7 @@ class ClientBatch:
 
     def __init__(self, model: nn.Module, dataset: Dataset, precision: Precision) -> None:
         self.device = dataset.mean.device
-        self.model = batchable(model).to(self.device).train()
+        self.model = batchable(model, self.device).train()
         self.dataset, self.precision = dataset, precision
         self.parameter_layout = parameter_layout(model)
         self.buffer_layout = buffer_layout(model)
