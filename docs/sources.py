@@ -204,6 +204,7 @@ def uniform_to_the_end() -> Iterator[Source]:
     each = {key: t["accuracy"] for key, t in final.groupby(["policy", "clusters", "alpha"])}
     order = product(others, (14, 21, 28), (0.5, 5, 50))
     yield "| policy | alpha 0.5, n_c 14 |", name, [band(each[key]) for key in order]
+    yield from agents_in_every_cell(final[final["policy"] != "qmix"])
     final = read("uniform-ablation")
     more_lost = gap(final, {"hidden": "gradient"}, {"hidden": "fading"})
     yield "Neither hidden part costs", ["uniform-ablation"], more_lost
@@ -211,6 +212,17 @@ def uniform_to_the_end() -> Iterator[Source]:
     delivered = final.groupby(["hidden", "training"])["uploads"].mean()
     ranges = [span(delivered[hidden]) for hidden in ("fading", "nothing")]
     yield "Without the fading trainings deliver", ["uniform-ablation"], ranges
+
+
+def agents_in_every_cell(others: DataFrame) -> Iterator[Source]:
+    """Agents in the nine uniform cells beside all others, each cell's in a row."""
+    both, rows = pd.concat([others, read("uniform-cells")]), []
+    for (_, _), own in both.groupby(["clusters", "alpha"]):
+        agents = matching(own, policy="qmix")
+        apart = [gap(own, "qmix", policy) for policy in ("random", ALONE, RATE, BLOCK, "perfect")]
+        rows.append([band(agents["accuracy"]), agents["uploads"].mean(), apart])
+    name = ["uniform-cells", "uniform-100-accuracy"]
+    yield "| n_c | alpha | QMIX, final accuracy", name, rows
 
 
 def ablation(cell: str) -> Iterator[Source]:

@@ -171,6 +171,28 @@ def in_blocks() -> None:
 
 
 @NO_TRITON
+@pytest.mark.parametrize(("room", "wanted"), [(100, [3]), (64, [3, 2]), (40, [3, 2, 1]), (16, [])])
+def test_a_small_gpu_does_fewer_steps_at_once(room: int, wanted: list[int]) -> None:
+    from triton import OutOfResources
+
+    from fedfade.learning.convolution_kernels import with_room
+
+    tried = []
+
+    def launch(stages: int) -> None:
+        tried.append(stages)
+        if 32 * stages > room:
+            raise OutOfResources(32 * stages, room, "shared memory")
+
+    if wanted:
+        with_room(launch, 3)
+        assert tried == wanted
+    else:  # none at all
+        with pytest.raises(OutOfResources):
+            with_room(launch, 3)
+
+
+@NO_TRITON
 def test_kernels_by_their_interpreter() -> None:
     code = f"from {__name__} import in_blocks; in_blocks()"
     settings = os.environ | {"TRITON_INTERPRET": "1"}

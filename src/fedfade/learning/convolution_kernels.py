@@ -1,9 +1,12 @@
 """The kernels of `convolution`, in Triton, which comes with PyTorch for CUDA."""
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton import OutOfResources
 
 from fedfade.learning.convolution import Blocks, Geometry, splits
 
@@ -140,6 +143,17 @@ def _convolution_gradient(
     tl.store(sums + k[:, None] * OUT + channel_out[None], total, mask=known)
 
 
+def with_room(launch: Callable[[int], object], stages: int) -> None:
+    """Launch with so many steps on their way at once, or as many as a small GPU has room for."""
+    for fewer in range(stages, 0, -1):
+        try:
+            launch(fewer)
+            return
+        except OutOfResources:
+            if fewer == 1:
+                raise
+
+
 def convolve(x: Tensor, kernel: Tensor, geometry: Geometry, cut: Blocks, products: str) -> Tensor:
     """As `convolution.convolve`, cut up in this way."""
     x = x.contiguous()
@@ -148,13 +162,15 @@ def convolve(x: Tensor, kernel: Tensor, geometry: Geometry, cut: Blocks, product
     out = x.new_empty(clients, samples, rows, columns, kernel.shape[2])
     pixels = samples * rows * columns
     grid = (-(-pixels // cut.rows) * -(-kernel.shape[2] // cut.columns), clients)
-    _convolve[grid](
+    numbers = (
         x, kernel, out, pixels, x.stride(0), *kernel.stride(),
         *image, rows, columns, channels, kernel.shape[2],
         *geometry.size, *geometry.padding, *geometry.dilation,
         cut.rows, cut.columns, cut.depth, products,
-        num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
+    with_room(
+        lambda stages: _convolve[grid](*numbers, num_warps=cut.warps, num_stages=stages), cut.stages
+    )
     return out
 
 
@@ -173,11 +189,17 @@ def kernel_gradient(
     steps_of_split = -(-steps // (parts or splits(clients, tiles, steps, x.dtype)))
     parts = -(-steps // steps_of_split)
     sums = x.new_empty(clients, parts, terms, out, dtype=torch.float32)
-    _convolution_gradient[tiles, parts, clients](
+    grid = (tiles, parts, clients)
+    numbers = (
         x, gradient, sums, pixels, x.stride(0),
         *image, rows, columns, channels, out,
         *geometry.size, *geometry.padding, *geometry.dilation,
         cut.rows, cut.columns, cut.depth, products, steps_of_split,
-        num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
+    with_room(
+        lambda stages: _convolution_gradient[grid](
+            *numbers, num_warps=cut.warps, num_stages=stages
+        ),
+        cut.stages,
+    )
     return sums.sum(1).to(x.dtype)
