@@ -239,6 +239,13 @@ def sweep() -> Figure:
     return sweep_figure([p for p in swept_panels(fields, done) if p.field == field], "uploads")
 
 
+def uniform() -> Figure:
+    """Clients uniform: the agents of the ablation beside all others."""
+    others = read("uniform-100-curves")
+    curves = [others[others["policy"] != "qmix"], read("uniform-cells-curves")]
+    return charts.accuracy_grid(pd.concat(curves), 5)
+
+
 PICTURES: dict[str, Callable[[], Figure]] = {
     "ladder": partial(ladder, "uploads"),
     "ladder-accuracy": partial(ladder, "accuracy"),
@@ -251,7 +258,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "round-packed": partial(turns, "ring", 1000, "block-fading-schedule", "qmix-plus"),
     "results-regimes": maps,
     "results-accuracy": lambda: charts.accuracy_grid(read("results-accuracy-curves"), 5),
-    "uniform-accuracy": lambda: charts.accuracy_grid(read("uniform-curves"), 5),
+    "uniform-accuracy": uniform,
     "ring-20-3-accuracy": lambda: charts.accuracy_grid(read("ring-20-3-curves"), 5),
     "results-epochs": lambda: charts.accuracy_grid(read("results-epochs-curves"), 5),
     "results-served": lambda: charts.served(at_the_centre(read("results-accuracy"))),

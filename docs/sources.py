@@ -223,6 +223,12 @@ def agents_in_every_cell(others: DataFrame) -> Iterator[Source]:
         rows.append([band(agents["accuracy"]), agents["uploads"].mean(), apart])
     name = ["uniform-cells", "uniform-100-accuracy"]
     yield "| n_c | alpha | QMIX, final accuracy", name, rows
+    terms = read("uniform-bound-terms").groupby("policy", sort=False)
+    each = terms[["first", "second", "third", "measured"]].mean()
+    start = "| policy | rounds the bound held | C1 term | C2 term | C3 | measured"
+    yield start, ["uniform-bound-terms"], each.to_numpy()
+    sent = terms["delivered"].mean()
+    yield "As in the drifting cell", ["uniform-bound-terms"], sent["qmix"], sent[BLOCK]
 
 
 def ablation(cell: str) -> Iterator[Source]:
