@@ -209,7 +209,7 @@ class StackedLinear(nn.Module):
         return torch.bmm(x, self.weight) + self.bias
 
 
-class Mixer(nn.Module):
+class ValueMixer(nn.Module):
     """Q_tot of all agents' values, in two steps: a learner takes the first beside the agents'
     passes, which it does not need."""
 
@@ -228,7 +228,7 @@ class Mixer(nn.Module):
         return self.combine(self.weights(state), q, state, values, choice)
 
 
-class MonotonicMixer(Mixer):
+class MonotonicMixer(ValueMixer):
     """Q_tot from Q_1 ... Q_N with weights made from the state, none of them negative.
 
     QMIX (Rashid et al. 2018; paper: eq. 33): two layers, ELU between, the last bias a small network
@@ -269,7 +269,7 @@ def _by_run(q: Tensor, state: Tensor) -> Tensor:
     return q.view(len(state), -1, q.shape[-1])
 
 
-class DuplexMixer(Mixer):
+class DuplexMixer(ValueMixer):
     """QPLEX (Wang et al. 2021): any Q_tot whose best joint action is everybody's own best one.
 
     Q_tot = b(s) + sum of w_n(s) max Q_n + sum of lambda_n(s, a) w_n(s) (Q_n - max Q_n), where no w
@@ -319,11 +319,11 @@ def _positive(x: Tensor) -> Tensor:
     return (5.0 * torch.tanh(x / 5.0)).exp()
 
 
-class RankedMixer(Mixer):
+class RankedMixer(ValueMixer):
     """A mixer whose first agent is the client of rank 0, wherever it stands: its weights belong to
     ranks. The state is in the order of rank and ends in who has which (`uplink.ranked_clients`)."""
 
-    def __init__(self, mixer: Mixer, agents: int) -> None:
+    def __init__(self, mixer: ValueMixer, agents: int) -> None:
         super().__init__()
         self.mixer, self.agents = mixer, agents
 
@@ -344,14 +344,14 @@ class RankedMixer(Mixer):
         return self.mixer.combine(weights, ranked(q), state[..., : -self.agents], *by_rank)
 
 
-class SumMixer(Mixer):
+class SumMixer(ValueMixer):
     """VDN: Q_tot [run, 1, batch] is the sum."""
 
     def combine(self, weights: Tensors, q: Tensor, state: Tensor, *_: Tensor) -> Tensor:
         return _by_run(q, state).sum(1, keepdim=True)
 
 
-class NoMixer(Mixer):
+class NoMixer(ValueMixer):
     """Independent DQN: every agent learns from the common reward by itself: [run, agent, batch]."""
 
     def combine(self, weights: Tensors, q: Tensor, state: Tensor, *_: Tensor) -> Tensor:
@@ -360,7 +360,7 @@ class NoMixer(Mixer):
 
 def make_mixer(
     config: QmixConfig, agents: int, state: int, actions: int, generators: Generators
-) -> Mixer:
+) -> ValueMixer:
     """The mixer `qmix.mixer` names: (values of the actions taken, state, values of all actions,
     actions taken) to Q_tot."""
     if config.mixer == "vdn":
@@ -369,7 +369,7 @@ def make_mixer(
         return NoMixer()
     ranked = config.state == "order"
     state -= agents if ranked else 0  # its end is for the wrapper
-    mixer: Mixer
+    mixer: ValueMixer
     if config.mixer == "qplex":
         mixer = DuplexMixer(agents, state, actions, config.hypernet_width, generators)
     else:
