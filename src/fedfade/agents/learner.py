@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedfade.agents.kept import KeptAgents
-from fedfade.agents.networks import AgentNetworks, ValueMixer, Tensors, make_mixer, spread
+from fedfade.agents.networks import AgentNetworks, Tensors, ValueMixer, make_mixer, spread
 from fedfade.agents.optimisers import Flat, Optimiser, clip
 from fedfade.agents.sets import SetNetworks, make_agents
 from fedfade.agents.transitions import Batch
