@@ -89,7 +89,11 @@ class SideStream:
 
 class OnItsWay:
     """A tensor that is copied to the host from now on; only who reads it waits, and not for what
-    the device is asked for in between."""
+    the device is asked for in between.
+
+    >>> OnItsWay(torch.ones(2)).tolist()
+    [1.0, 1.0]
+    """
 
     def __init__(self, tensor: Tensor) -> None:
         self._here, self._arrived = tensor, None

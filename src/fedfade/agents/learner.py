@@ -84,7 +84,9 @@ class Learner:
         self._mask = _flags([c.mask_finished for c in configs], place)
         self._due: dict[tuple[tuple[bool, ...], int], Tensor] = {}  # parameters of some runs
         self.kept = KeptAgents(configs, self.agents, self._online[0])
-        self._side = [SideStream(place) for _ in range(4)]
+        # Side by side in an update: passes of the target and of the online agents, and mixers.
+        self._target_pass, self._pass = SideStream(place), SideStream(place)
+        self._target_mixing, self._own_mixing = SideStream(place), SideStream(place)
 
     def resize(self, *size: int) -> None:
         """From now on so many clients, numbers in an observation, and actions."""
@@ -92,7 +94,7 @@ class Learner:
             assert isinstance(networks, SetNetworks)
             networks.resize(*size)
 
-    # Matrix products stay library calls; the small operations between them are fused.
+    # Matrix products stay calls of their own; the small operations between them are fused.
 
     @torch.no_grad()
     def target(self, batch: Batch) -> Tensor:
@@ -101,13 +103,13 @@ class Learner:
         The online networks choose a'. Without a mixer k is the agent, else there is one.
         """
         room = self._room(batch.reward.shape[-1])
-        with self._side[3].work():
+        with self._target_mixing.work():
             weights = self._mixing(self.target_mixer, batch.next_state)
-        with self._side[0].work():
+        with self._target_pass.work():
             values = self.target_agents.layers(batch.next_observation, room.target, keep=False)[-1]
         online = self.agents.layers(batch.next_observation, room.spare, keep=False)[-1]
-        self._side[0].join()
-        self._side[3].join()
+        self._target_pass.join()
+        self._target_mixing.join()
         return self._bootstrap(weights, values, online, batch)
 
     @fused
@@ -143,30 +145,30 @@ class Learner:
         """One step on the squared TD error of a batch (paper: eq. 34), and with weight `lessons` []
         towards what the teacher did; mean of the former and of Q_tot: [run]."""
         room = self._room(batch.reward.shape[-1])
-        with torch.no_grad(), self._side[1].work():
+        with torch.no_grad(), self._pass.work():
             tape = self.agents.layers(batch.observation, room.kept)
-        with self._side[2].work():
+        with self._own_mixing.work():
             made = self._mixing(self.mixer, batch.state)
         target = self.target(batch)
-        self._side[1].join()
-        self._side[2].join()
+        self._pass.join()
+        self._own_mixing.join()
         q = _value_of(batch.choice, tape[-1]).requires_grad_()
         weights = [part.detach().requires_grad_() for part in made]
         loss, total = self._loss(weights, q, batch, tape[-1], target)
         loss.backward(self._ones)  # type: ignore[no-untyped-call]
         assert q.grad is not None
-        with self._side[2].work():  # the agents' way down does not wait for the mixer's
+        with self._own_mixing.work():  # the agents' way down does not wait for the mixer's
             torch.autograd.backward(made, [part.grad for part in weights])
         slope = spread(q.grad, batch.choice, tape[-1].shape[-1])
         if lessons is not None:
             slope = slope + lessons * self._pull(tape[-1], batch)
-        self.agents.descend(tape, slope, room.spare, self._side[:2])
+        self.agents.descend(tape, slope, room.spare, [self._target_pass, self._pass])
         if self._longest is not None:
-            self._side[2].join()
+            self._own_mixing.join()
             clip(self._online, self._longest)
         for_agents, for_mixer = self._optimisers
         for_agents.step(self.updates)
-        self._side[2].join()
+        self._own_mixing.join()
         for_mixer.step(self.updates)
         self.kept.update(self.updates)
         self.updates += 1
