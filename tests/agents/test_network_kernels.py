@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -65,6 +66,25 @@ def interpreted() -> None:
         for layer in (3, 2, 1):
             wanted = (wanted @ weights[layer].double().mT) * (kept[layer - 1] > 0)
             assert near(below[layer - 1], wanted)
+    strangers(kernels)
+
+
+def strangers(kernels: ModuleType) -> None:
+    """What is not a number, in whatever bits, shows in the values and in the gradients: a training
+    that diverged must be seen."""
+    rows, sizes = SIZES["paper"]
+    for bits in (0x7FFFFFFF, 0x7FC00000, -1):
+        strange = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+        for layer in range(4):
+            weights, biases, x, slope = drawn(sizes, rows)
+            weights[layer][0, 3] = strange  # all that comes from one unit
+            found = [x.new_zeros(2, rows, size) for size in sizes[1:]]
+            kernels.forward(x, weights, biases, found, keep=True)
+            assert found[-1][0].isnan().all()
+            assert not found[-1][1].isnan().any()
+            below = [torch.zeros_like(kept) for kept in found[:-1]]
+            kernels.backward(slope, weights, found[:-1], below)
+            assert layer == 0 or below[0][0].isnan().any()
 
 
 @NO_TRITON

@@ -23,9 +23,15 @@ def fit(sizes: Sequence[int]) -> bool:
 
 @triton.jit
 def _rounded(x: tl.tensor) -> tl.tensor:
-    """To TensorFloat-32, to nearest, where the product itself would cut off."""
+    """To TensorFloat-32, to nearest, where the product itself would cut off. What is not a number
+    stays so: its bits might overflow to 0, and nobody would see that a training diverged."""
     bits = x.to(tl.int32, bitcast=True) + 0x1000
-    return (bits & -0x2000).to(tl.float32, bitcast=True)
+    return tl.where(tl.abs(x) < float("inf"), (bits & -0x2000).to(tl.float32, bitcast=True), x)
+
+
+@triton.jit
+def _relu(x: tl.tensor) -> tl.tensor:
+    return tl.where(x < 0, 0.0, x)  # as PyTorch's, which keeps what is not a number
 
 
 @triton.jit
@@ -51,12 +57,11 @@ def _put(
 
 @triton.jit
 def _layer(x: tl.tensor, weight: tl.tensor, bias: tl.tensor) -> tl.tensor:
-    total = tl.dot(_rounded(x), _rounded(weight), input_precision="tf32") + bias
-    return tl.maximum(total, 0.0)
+    return _relu(tl.dot(_rounded(x), _rounded(weight), input_precision="tf32") + bias)
 
 
 @triton.jit
-def _forward(
+def _network_forward(
     x: tl.tensor,  # [network, row, WIDTH]
     w1: tl.tensor,  # [network, WIDTH, FIRST]
     b1: tl.tensor,
@@ -101,7 +106,7 @@ def _forward(
         weight = _block(w2 + network * FIRST * SECOND, unit[:, None], FIRST, middle[None], SECOND)
         total = tl.dot(_rounded(hidden), _rounded(weight), total, input_precision="tf32")
     total += _block(b2 + network * SECOND, 0, 1, middle[None], SECOND)
-    second = tl.maximum(total, 0.0)
+    second = _relu(total)
     if KEEP:
         _put(h2 + before * SECOND, row, rows, middle[None], SECOND, second)
     value = tl.zeros((ROWS, ACTIONS_2), tl.float32)
@@ -119,7 +124,7 @@ def _forward(
 
 
 @triton.jit
-def _backward(
+def _network_backward(
     slope: tl.tensor,  # [network, row, ACTIONS] of the loss, by value
     w2: tl.tensor,
     w3: tl.tensor,
@@ -152,13 +157,13 @@ def _backward(
         weight = _block(w4 + network * THIRD * ACTIONS, unit[:, None], THIRD, after[None], ACTIONS)
         hidden = _block(h3 + before * THIRD, row, rows, unit[None], THIRD)
         down = tl.dot(g, tl.trans(_rounded(weight)), input_precision="tf32")
-        down = tl.where(hidden > 0, down, 0.0)
+        down = tl.where(hidden <= 0, 0.0, down)
         _put(g3 + before * THIRD, row, rows, unit[None], THIRD, down)
         weight = _block(w3 + network * SECOND * THIRD, middle[:, None], SECOND, unit[None], THIRD)
         weight = tl.trans(_rounded(weight))
         total = tl.dot(_rounded(down), weight, total, input_precision="tf32")
     hidden = _block(h2 + before * SECOND, row, rows, middle[None], SECOND)
-    total = tl.where(hidden > 0, total, 0.0)
+    total = tl.where(hidden <= 0, 0.0, total)
     _put(g2 + before * SECOND, row, rows, middle[None], SECOND, total)
     second = _rounded(total)
     for first in tl.static_range(0, FIRST, UNITS):
@@ -166,7 +171,7 @@ def _backward(
         weight = _block(w2 + network * FIRST * SECOND, unit[:, None], FIRST, middle[None], SECOND)
         hidden = _block(h1 + before * FIRST, row, rows, unit[None], FIRST)
         down = tl.dot(second, tl.trans(_rounded(weight)), input_precision="tf32")
-        _put(g1 + before * FIRST, row, rows, unit[None], FIRST, tl.where(hidden > 0, down, 0.0))
+        _put(g1 + before * FIRST, row, rows, unit[None], FIRST, tl.where(hidden <= 0, 0.0, down))
 
 
 def _power_of_two(number: int) -> int:
@@ -190,7 +195,7 @@ def forward(
     first, second, third, actions = (weight.shape[2] for weight in weights)
     layers = [one for pair in zip(weights, biases, strict=True) for one in pair]
     block = _rows_of_a_block(rows)
-    _forward[-(-rows // block), networks](
+    _network_forward[-(-rows // block), networks](
         x.contiguous(), *layers, *out, rows, width, first, second, third, actions,
         _power_of_two(width), _power_of_two(second), _power_of_two(actions), block, _UNITS, keep,
         num_warps=_WARPS, num_stages=1,
@@ -205,7 +210,7 @@ def backward(
     networks, rows, actions = slope.shape
     first, second, third = (kept.shape[2] for kept in tape)
     block = _rows_of_a_block(rows)
-    _backward[-(-rows // block), networks](
+    _network_backward[-(-rows // block), networks](
         slope.contiguous(), *weights[1:], *tape, *out, rows, first, second, third, actions,
         _power_of_two(second), _power_of_two(actions), block, _UNITS,
         num_warps=_WARPS, num_stages=1,

@@ -6,6 +6,7 @@ seed; runs share no number.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
 from types import ModuleType
@@ -209,7 +210,7 @@ class StackedLinear(nn.Module):
         return torch.bmm(x, self.weight) + self.bias
 
 
-class ValueMixer(nn.Module):
+class ValueMixer(nn.Module, ABC):
     """Q_tot of all agents' values, in two steps: a learner takes the first beside the agents'
     passes, which it does not need."""
 
@@ -217,12 +218,12 @@ class ValueMixer(nn.Module):
         """What is made from the state [run, batch, width] alone."""
         return []
 
+    @abstractmethod
     def combine(
         self, weights: Tensors, q: Tensor, state: Tensor, values: Tensor, choice: Tensor
     ) -> Tensor:
         """q [run x agent, batch] of `choice`, among `values` [run x agent, batch, action], to Q_tot
         [run, k, batch]: k is 1, or an agent."""
-        raise NotImplementedError
 
     def forward(self, q: Tensor, state: Tensor, values: Tensor, choice: Tensor) -> Tensor:
         return self.combine(self.weights(state), q, state, values, choice)

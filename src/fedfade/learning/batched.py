@@ -55,9 +55,13 @@ class MatmulConv2d(nn.Conv2d):
         if self._gathers(input, where):
             kernel = self.weight.to(input.dtype).permute(0, 2, 3, 1).flatten(1).mT
             out = convolve(input.permute(0, 2, 3, 1)[None], kernel[None], *where)[0]
-            if self.bias is not None:
-                out = out + self.bias
-            return out.permute(0, 3, 1, 2)
+        else:
+            out = self._unfolded(input, where)  # [sample, row, column, out]
+        if self.bias is not None:
+            out = out + self.bias
+        return out.permute(0, 3, 1, 2)
+
+    def _unfolded(self, input: Tensor, where: Geometry) -> Tensor:
         kernel = self.weight.permute(2, 3, 1, 0).flatten(0, 2)  # [place x channel, out]
         patches, rows, columns = shifted(input, where, self.stride)
         # Tensor cores want rows of a multiple of 8 numbers; three colours make 27.
@@ -67,9 +71,7 @@ class MatmulConv2d(nn.Conv2d):
         groups = groups_of_samples(len(input), rows * columns, kernel.shape, input.dtype)
         grouped = torch.cat(patches, -1).view(groups, -1, len(kernel))
         out = torch.bmm(grouped, kernel.expand(groups, -1, -1))
-        if self.bias is not None:
-            out = out + self.bias
-        return out.view(len(input), rows, columns, -1).permute(0, 3, 1, 2)
+        return out.view(len(input), rows, columns, -1)
 
     def _gathers(self, input: Tensor, where: Geometry) -> bool:
         """Whether our kernels, which never write the unfolded images, can do it."""
