@@ -26,6 +26,13 @@ def _value_of(choice: Tensor, values: Tensor) -> Tensor:
     return values.gather(-1, choice[..., None]).squeeze(-1)
 
 
+def _add_gradients(parameters: Sequence[Tensor], found: Sequence[Tensor | None]) -> None:
+    """Add what was found to the gradients, in one launch."""
+    pairs = [(p.grad, g) for p, g in zip(parameters, found, strict=True) if g is not None]
+    if pairs:
+        torch._foreach_add_(*map(list, zip(*pairs, strict=True)))
+
+
 class _Room:
     """Memory of one batch size: what the backward pass needs, and what is soon forgotten."""
 
@@ -155,14 +162,19 @@ class Learner:
         q = _value_of(batch.choice, tape[-1]).requires_grad_()
         weights = [part.detach().requires_grad_() for part in made]
         loss, total = self._loss(weights, q, batch, tape[-1], target)
-        loss.backward(self._ones)  # type: ignore[no-untyped-call]
-        assert q.grad is not None
+        mixer = [*self.mixer.parameters()]
+        slopes = torch.autograd.grad(loss, [q, *weights, *mixer], self._ones, allow_unused=True)
+        by_q, by_weight = slopes[0], slopes[1 : 1 + len(made)]
+        _add_gradients(mixer, slopes[1 + len(made) :])
         with self._own_mixing.work():  # the agents' way down does not wait for the mixer's
-            torch.autograd.backward(made, [part.grad for part in weights])
-        slope = spread(q.grad, batch.choice, tape[-1].shape[-1])
+            if made:
+                through = torch.autograd.grad(made, mixer, by_weight, allow_unused=True)
+                _add_gradients(mixer, through)
+        slope = spread(by_q, batch.choice, tape[-1].shape[-1])
         if lessons is not None:
             slope = slope + lessons * self._pull(tape[-1], batch)
-        self.agents.descend(tape, slope, room.spare, [self._target_pass, self._pass])
+        sides = [self._target_pass, self._pass, self._target_mixing]
+        self.agents.descend(tape, slope, room.spare, sides)
         if self._longest is not None:
             self._own_mixing.join()
             clip(self._online, self._longest)

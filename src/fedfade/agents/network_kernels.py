@@ -2,17 +2,22 @@
 
 Layers are so small that a GPU spends its time between them: four matrix products, each with a bias
 and a ReLU, are eight launches. Here a block takes some observations of one agent through all of
-them, in TensorFloat-32.
+them, in TensorFloat-32. Weights are rounded once, in a launch before: in every block that would
+take as long as the products.
 """
 
 from collections.abc import Sequence
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-_UNITS = 64  # of a wide layer at a time: all of them would not fit
-_WARPS = 4  # that one product shares; with more, blocks of 64 rows come out wrong
+_ROWS = 32  # a block: with more a block takes longer, and few rows leave most of a GPU idle
+_UNITS = 32  # of a wide layer at a time: all of them would not fit
+_WARPS = 4  # that one product shares
+_STAGES = 3  # weights under way while others are multiplied
+_SIZE = 1024  # weights that a block rounds
 _MOST = (64, 256, 128, 128, 64)  # features before, between and after the layers
 
 
@@ -32,6 +37,41 @@ def _rounded(x: tl.tensor) -> tl.tensor:
 @triton.jit
 def _relu(x: tl.tensor) -> tl.tensor:
     return tl.where(x < 0, 0.0, x)  # as PyTorch's, which keeps what is not a number
+
+
+@triton.jit
+def _round_some(weight: tl.tensor, out: tl.tensor, count: tl.tensor, SIZE: tl.constexpr) -> None:
+    place = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    inside = place < count
+    tl.store(out + place, _rounded(tl.load(weight + place, mask=inside)), mask=inside)
+
+
+@triton.jit
+def _round_weights(
+    w1: tl.tensor,
+    w2: tl.tensor,
+    w3: tl.tensor,
+    w4: tl.tensor,
+    r1: tl.tensor,
+    r2: tl.tensor,
+    r3: tl.tensor,
+    r4: tl.tensor,
+    n1: tl.tensor,
+    n2: tl.tensor,
+    n3: tl.tensor,
+    n4: tl.tensor,
+    SIZE: tl.constexpr,
+) -> None:
+    """n weights w of every layer to r."""
+    layer = tl.program_id(1)
+    if layer == 0:
+        _round_some(w1, r1, n1, SIZE)
+    elif layer == 1:
+        _round_some(w2, r2, n2, SIZE)
+    elif layer == 2:
+        _round_some(w3, r3, n3, SIZE)
+    else:
+        _round_some(w4, r4, n4, SIZE)
 
 
 @triton.jit
@@ -57,7 +97,7 @@ def _put(
 
 @triton.jit
 def _layer(x: tl.tensor, weight: tl.tensor, bias: tl.tensor) -> tl.tensor:
-    return _relu(tl.dot(_rounded(x), _rounded(weight), input_precision="tf32") + bias)
+    return _relu(tl.dot(x, weight, input_precision="tf32") + bias)
 
 
 @triton.jit
@@ -94,9 +134,9 @@ def _network_forward(
     before, after = network * rows, tl.arange(0, ACTIONS_2)[None]
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     feature, middle = tl.arange(0, WIDTH_2), tl.arange(0, SECOND_2)
-    seen = _block(x + before * WIDTH, row, rows, feature[None], WIDTH)
+    seen = _rounded(_block(x + before * WIDTH, row, rows, feature[None], WIDTH))
     total = tl.zeros((ROWS, SECOND_2), tl.float32)
-    for first in tl.static_range(0, FIRST, UNITS):
+    for first in tl.range(0, FIRST, UNITS):
         unit = first + tl.arange(0, UNITS)
         weight = _block(w1 + network * WIDTH * FIRST, feature[:, None], WIDTH, unit[None], FIRST)
         bias = _block(b1 + network * FIRST, 0, 1, unit[None], FIRST)
@@ -104,13 +144,14 @@ def _network_forward(
         if KEEP:
             _put(h1 + before * FIRST, row, rows, unit[None], FIRST, hidden)
         weight = _block(w2 + network * FIRST * SECOND, unit[:, None], FIRST, middle[None], SECOND)
-        total = tl.dot(_rounded(hidden), _rounded(weight), total, input_precision="tf32")
+        total = tl.dot(_rounded(hidden), weight, total, input_precision="tf32")
     total += _block(b2 + network * SECOND, 0, 1, middle[None], SECOND)
     second = _relu(total)
     if KEEP:
         _put(h2 + before * SECOND, row, rows, middle[None], SECOND, second)
+    second = _rounded(second)
     value = tl.zeros((ROWS, ACTIONS_2), tl.float32)
-    for first in tl.static_range(0, THIRD, UNITS):
+    for first in tl.range(0, THIRD, UNITS):
         unit = first + tl.arange(0, UNITS)
         weight = _block(w3 + network * SECOND * THIRD, middle[:, None], SECOND, unit[None], THIRD)
         bias = _block(b3 + network * THIRD, 0, 1, unit[None], THIRD)
@@ -118,7 +159,7 @@ def _network_forward(
         if KEEP:
             _put(h3 + before * THIRD, row, rows, unit[None], THIRD, hidden)
         weight = _block(w4 + network * THIRD * ACTIONS, unit[:, None], THIRD, after, ACTIONS)
-        value = tl.dot(_rounded(hidden), _rounded(weight), value, input_precision="tf32")
+        value = tl.dot(_rounded(hidden), weight, value, input_precision="tf32")
     value += _block(b4 + network * ACTIONS, 0, 1, after, ACTIONS)
     _put(values + before * ACTIONS, row, rows, after, ACTIONS, value)
 
@@ -152,25 +193,25 @@ def _network_backward(
     middle = tl.arange(0, SECOND_2)
     g = _rounded(_block(slope + before * ACTIONS, row, rows, after[None], ACTIONS))
     total = tl.zeros((ROWS, SECOND_2), tl.float32)
-    for first in tl.static_range(0, THIRD, UNITS):
+    for first in tl.range(0, THIRD, UNITS):
         unit = first + tl.arange(0, UNITS)
         weight = _block(w4 + network * THIRD * ACTIONS, unit[:, None], THIRD, after[None], ACTIONS)
         hidden = _block(h3 + before * THIRD, row, rows, unit[None], THIRD)
-        down = tl.dot(g, tl.trans(_rounded(weight)), input_precision="tf32")
+        down = tl.dot(g, tl.trans(weight), input_precision="tf32")
         down = tl.where(hidden <= 0, 0.0, down)
         _put(g3 + before * THIRD, row, rows, unit[None], THIRD, down)
         weight = _block(w3 + network * SECOND * THIRD, middle[:, None], SECOND, unit[None], THIRD)
-        weight = tl.trans(_rounded(weight))
+        weight = tl.trans(weight)
         total = tl.dot(_rounded(down), weight, total, input_precision="tf32")
-    hidden = _block(h2 + before * SECOND, row, rows, middle[None], SECOND)
-    total = tl.where(hidden <= 0, 0.0, total)
+    middle_layer = _block(h2 + before * SECOND, row, rows, middle[None], SECOND)
+    total = tl.where(middle_layer <= 0, 0.0, total)
     _put(g2 + before * SECOND, row, rows, middle[None], SECOND, total)
     second = _rounded(total)
-    for first in tl.static_range(0, FIRST, UNITS):
+    for first in tl.range(0, FIRST, UNITS):
         unit = first + tl.arange(0, UNITS)
         weight = _block(w2 + network * FIRST * SECOND, unit[:, None], FIRST, middle[None], SECOND)
         hidden = _block(h1 + before * FIRST, row, rows, unit[None], FIRST)
-        down = tl.dot(second, tl.trans(_rounded(weight)), input_precision="tf32")
+        down = tl.dot(second, tl.trans(weight), input_precision="tf32")
         _put(g1 + before * FIRST, row, rows, unit[None], FIRST, tl.where(hidden <= 0, 0.0, down))
 
 
@@ -178,8 +219,12 @@ def _power_of_two(number: int) -> int:
     return max(16, 1 << (number - 1).bit_length())  # a product's blocks are 16 wide at least
 
 
-def _rows_of_a_block(rows: int) -> int:
-    return 64 if rows >= 256 else 32  # few rows: more blocks
+def _as_read(weights: Sequence[Tensor]) -> list[Tensor]:
+    """Weights of all layers as tensor cores read them."""
+    out = [torch.empty_like(weight) for weight in weights]
+    counts = [weight.numel() for weight in weights]
+    _round_weights[-(-max(counts) // _SIZE), len(counts)](*weights, *out, *counts, _SIZE)
+    return out
 
 
 def forward(
@@ -193,12 +238,11 @@ def forward(
     they are to be kept."""
     networks, rows, width = x.shape
     first, second, third, actions = (weight.shape[2] for weight in weights)
-    layers = [one for pair in zip(weights, biases, strict=True) for one in pair]
-    block = _rows_of_a_block(rows)
-    _network_forward[-(-rows // block), networks](
+    layers = [one for pair in zip(_as_read(weights), biases, strict=True) for one in pair]
+    _network_forward[-(-rows // _ROWS), networks](
         x.contiguous(), *layers, *out, rows, width, first, second, third, actions,
-        _power_of_two(width), _power_of_two(second), _power_of_two(actions), block, _UNITS, keep,
-        num_warps=_WARPS, num_stages=1,
+        _power_of_two(width), _power_of_two(second), _power_of_two(actions), _ROWS, _UNITS, keep,
+        num_warps=_WARPS, num_stages=_STAGES,
     )  # fmt: skip
 
 
@@ -209,9 +253,9 @@ def backward(
     those by the values; `tape` is what the forward pass kept of these layers."""
     networks, rows, actions = slope.shape
     first, second, third = (kept.shape[2] for kept in tape)
-    block = _rows_of_a_block(rows)
-    _network_backward[-(-rows // block), networks](
-        slope.contiguous(), *weights[1:], *tape, *out, rows, first, second, third, actions,
-        _power_of_two(second), _power_of_two(actions), block, _UNITS,
-        num_warps=_WARPS, num_stages=1,
+    layers = _as_read(weights)[1:]
+    _network_backward[-(-rows // _ROWS), networks](
+        slope.contiguous(), *layers, *tape, *out, rows, first, second, third, actions,
+        _power_of_two(second), _power_of_two(actions), _ROWS, _UNITS,
+        num_warps=_WARPS, num_stages=_STAGES,
     )  # fmt: skip

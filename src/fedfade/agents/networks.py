@@ -153,14 +153,15 @@ class AgentNetworks(nn.Module):
         """
         g = torch.cat([g, g.sum(-1, keepdim=True)], dim=-1) if self.dueling else g
         g = g.view(self.runs, -1, g.shape[-1]) if self.share else g
-        if kernels := self._kernels():
-            kernels.backward(g, self.weights, tape[1:-1], room[:-1])
-        for layer in reversed(range(len(self.weights))):
+        kernels, last = self._kernels(), len(self.weights) - 1
+        for layer in reversed(range(last + 1)):
             weight, bias, x = self.weights[layer], self.biases[layer], tape[layer]
             assert bias.grad is not None
             with sides[layer % len(sides)].work():
                 torch.bmm(x.mT, g, out=weight.grad)
                 _add_up(g, bias.grad)
+            if kernels and layer == last:
+                kernels.backward(g, self.weights, tape[1:-1], room[:-1])
             if layer and kernels:
                 g = room[layer - 1]
             elif layer:
