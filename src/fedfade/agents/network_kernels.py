@@ -14,9 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 _ROWS = 32  # a block: with more a block takes longer, and few rows leave most of a GPU idle
-_UNITS = 32  # of a wide layer at a time: all of them would not fit
+_UNITS = 64  # of a wide layer at a time: all of them would not fit
 _WARPS = 4  # that one product shares
-_STAGES = 3  # weights under way while others are multiplied
+_STAGES = 2  # weights under way while others are multiplied
 _SIZE = 1024  # weights that a block rounds
 _MOST = (64, 256, 128, 128, 64)  # features before, between and after the layers
 
