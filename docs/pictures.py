@@ -78,8 +78,7 @@ def levers_by_load() -> Figure:
 
 def maps() -> Figure:
     """Who wins where."""
-    tables = {"uploads": read("results-regimes"), "accuracy": read("results-regimes-accuracy")}
-    tables = {field: table.assign(training="") for field, table in tables.items()}
+    tables = {"uploads": read("uniform-regimes"), "accuracy": read("uniform-regimes-accuracy")}
     everybody = [name for name in tables["uploads"]["policy"].unique() if name != PERFECT]
     allowed = {"all": everybody, "local": regimes.LOCAL}
     return charts.regimes(
@@ -187,15 +186,8 @@ def at_the_centre(table: DataFrame) -> DataFrame:
     return matching(table, alpha=0.5, clusters=21)
 
 
-def ablation() -> Figure:
-    """Of the trainings with something hidden only means over their seeds were kept."""
-    figure = charts.ablation(read("results-ablation-reward"), read("results-ablation"))
-    figure.axes[0].set_title("Training: means over five seeds", loc="left", fontsize=10)
-    return figure
-
-
 def terms() -> Figure:
-    table = read("results-bound-terms")
+    table = read("uniform-bound-terms")
     return charts.bound_terms(dict([*table.groupby("policy", sort=False)]))
 
 
@@ -239,13 +231,6 @@ def sweep() -> Figure:
     return sweep_figure([p for p in swept_panels(fields, done) if p.field == field], "uploads")
 
 
-def uniform() -> Figure:
-    """Clients uniform: the agents of the ablation beside all others."""
-    others = read("uniform-100-curves")
-    curves = [others[others["policy"] != "qmix"], read("uniform-cells-curves")]
-    return charts.accuracy_grid(pd.concat(curves), 5)
-
-
 PICTURES: dict[str, Callable[[], Figure]] = {
     "ladder": partial(ladder, "uploads"),
     "ladder-accuracy": partial(ladder, "accuracy"),
@@ -256,19 +241,17 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "who-packs": who_packs,
     "round-learned": partial(turns, "paper", 2010, "wrap-around-schedule", "mappo-hold"),
     "round-packed": partial(turns, "ring", 1000, "block-fading-schedule", "qmix-plus"),
-    "results-regimes": maps,
-    "results-accuracy": lambda: charts.accuracy_grid(read("results-accuracy-curves"), 5),
-    "uniform-accuracy": uniform,
+    "uniform-regimes": maps,
+    "uniform-accuracy": lambda: charts.accuracy_grid(read("uniform-curves"), 5),
     "ring-20-3-accuracy": lambda: charts.accuracy_grid(read("ring-20-3-curves"), 5),
-    "results-epochs": lambda: charts.accuracy_grid(read("results-epochs-curves"), 5),
-    "results-served": lambda: charts.served(at_the_centre(read("results-accuracy"))),
-    "results-reward": lambda: charts.reward(
-        read("results-reward"), 10, "QMIX, alpha 0.5, 21 clusters"
+    "uniform-epochs": lambda: charts.accuracy_grid(read("uniform-epochs-curves"), 5),
+    "uniform-served": lambda: charts.served(at_the_centre(read("uniform-accuracy"))),
+    "uniform-reward": lambda: charts.reward(
+        read("uniform-reward"), 10, "QMIX, alpha 0.5, 21 clusters"
     ),
     "results-readings": lambda: charts.readings(read("results-readings"), 10),
-    "results-ablation": ablation,
-    "results-bound": lambda: charts.second_term(at_the_centre(read("results-accuracy"))),
-    "results-bound-terms": terms,
+    "uniform-bound": lambda: charts.second_term(at_the_centre(read("uniform-accuracy"))),
+    "uniform-bound-terms": terms,
     "growth": lambda: growth.draw(read("growth"), "one H200, recorded, not compiled, tf32"),
     "bound": bound,
     "classes": classes,

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from fedfade.agents import Trainer
-from fedfade.config import Config
+from fedfade.config import Config, load_config
+
+NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@NO_CUDA
 @pytest.mark.parametrize("mixer", ["qmix", "qplex"])
 def test_graphs_equal_plain_calls(mixer: str, tiny: Config, tiny_qplex: Config) -> None:
     config = tiny if mixer == "qmix" else tiny_qplex
@@ -22,7 +24,7 @@ def test_graphs_equal_plain_calls(mixer: str, tiny: Config, tiny_qplex: Config) 
         assert torch.equal(tensor, plain.snapshot()[name]), name
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@NO_CUDA
 def test_the_first_episodes_are_those_of_the_cpu(tiny_federated: Config) -> None:
     """Same channel, mini-batches and actions; where two actions are worth the same to seven
     digits, rounding decides, and what follows in that episode differs."""
@@ -38,9 +40,41 @@ def test_the_first_episodes_are_those_of_the_cpu(tiny_federated: Config) -> None
     assert float((choices[0] == choices[1]).float().mean()) > 0.99
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@NO_CUDA
 def test_seeds_side_by_side_on_cuda(tiny: Config) -> None:
     both, alone = Trainer(tiny, "cuda", seeds=[0, 1]), Trainer(tiny, "cuda", seeds=[1])
     for _ in range(3):
         ours, theirs = both.play_batch()[1], alone.play_batch()[0]
         assert ours[:3] == pytest.approx(theirs[:3], rel=0.02, nan_ok=True)
+
+
+def by_rank(device: str) -> Trainer:
+    """`qmix-hold` in small, all choices random, so that all devices play the same."""
+    few = ["qmix.parallel_episodes=40", "qmix.layouts=40", "qmix.replay_size=2000"]
+    few += ["qmix.batch_size=64", "qmix.epsilon_end=1", "run.precision=fp32"]
+    return Trainer(load_config("qmix-hold", few), device, seeds=[0, 1])
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NO_CUDA)])
+def test_agents_by_rank_see_play_and_learn_alike(device: str) -> None:
+    """What agents by rank observe, what comes of their choices, and what they learn from it, on a
+    GPU and on a CPU."""
+    host, there = by_rank("cpu"), by_rank(device)
+    start = host.learner.tensors()["online"].clone()
+    for _ in range(3):
+        ours, theirs = host.play_batch(), there.play_batch()
+        assert [one.uploads for one in ours] == pytest.approx([one.uploads for one in theirs])
+    for ours, theirs in (
+        (host.rollout._static, there.rollout._static),
+        (host.rollout._state, there.rollout._state),
+        (host.replay.observation, there.replay.observation),
+        (host.replay.state, there.replay.state),
+        (host.replay.reward, there.replay.reward),
+    ):
+        torch.testing.assert_close(theirs.cpu(), ours, rtol=1e-3, atol=1e-3)
+    assert torch.equal(there.replay.choice.cpu(), host.replay.choice)
+    assert host.replay.finished is not None
+    assert there.replay.finished is not None
+    assert torch.equal(there.replay.finished.cpu(), host.replay.finished)
+    ours, theirs = (one.learner.tensors()["online"].cpu() for one in (host, there))
+    assert (theirs - ours).norm() < 0.05 * (ours - start).norm()
