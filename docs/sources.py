@@ -512,6 +512,9 @@ def qmix_hold() -> Iterator[Source]:
 def trainings(nine: DataFrame) -> Iterator[Source]:
     """Several seeds of a training beside each other."""
     five, three = read("mappo-hold"), read(HOLD)
+    sent = read("qmix-hold-gpu").set_index("policy")["uploads"]
+    ends = [sent.filter(like="GPU"), sent.filter(like="CPU"), sent[BLOCK], sent[CHOICE]]
+    yield "| trained on a GPU, seeds 0 to 3", ["qmix-hold-gpu"], ends
     taught, own = five.filter(like="mappo-hold-"), three.filter(like=f"{HOLD}-")
     ends = [taught.min(axis=1), taught.max(axis=1)]
     rows = [*ends, *(five[p] for p in (HOLD, BLOCK, CHOICE)), *(end / five[BLOCK] for end in ends)]
