@@ -2,8 +2,7 @@
 
 Layers are so small that a GPU spends its time between them: four matrix products, each with a bias
 and a ReLU, are eight launches. Here a block takes some observations of one agent through all of
-them, in TensorFloat-32. Weights are rounded once, in a launch before: in every block that would
-take as long as the products.
+them, in TensorFloat-32. Weights are rounded once, in a launch before, and not in every block.
 """
 
 from collections.abc import Sequence

@@ -121,9 +121,8 @@ class Rollout:
         for place, part in zip(self._round, round_, strict=True):
             place.copy_(part)
 
+    @fused
     def _lay_out(self, round_: uplink.Round) -> None:
-        """What a round's observations are made of. Once a batch, so it is not compiled: agents
-        trained on a GPU with this compiled took the order of clients for noise."""
         decided = self._decisions * self.scenario.hold_slots
         for scenario, own in self._hidden:
             seen = uplink.Round(*(field[own] for field in round_))
