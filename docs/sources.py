@@ -130,9 +130,10 @@ def uniform() -> Iterator[Source]:
     above = [[gap(centre, "qmix", p), span(cells["qmix"] - cells[p])] for p in HEURISTICS]
     hidden = [gap(lost, {"hidden": h}, {"hidden": "nothing"}) for h in ("fading", "gradient")]
     tracks = [span(ranks["all_runs"]), span(ranks["uploads"])]
-    others = [[2, 2], [2, 2], [2, 2], [2, 2], [2, 2], [2, 2], [0, 0], [4, 4], [4, 4], [3, 0]]
     ours = [*above, span(below), change, [span(one) for one in rise], hidden, tracks, uses]
-    rows = [[own, [NONE] * sum(unknown)] for own, unknown in zip(ours, others, strict=True)]
+    # How many numbers the two other cells have in a row, which stand as they are.
+    others = (4, 4, 4, 4, 4, 4, 0, 8, 8, 3)
+    rows = [[own, [NONE] * unknown] for own, unknown in zip(ours, others, strict=True)]
     yield "| claim | clients uniform in the cell |", tables, rows
 
 
