@@ -144,6 +144,11 @@ def kernels_run_on(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
+UNPADDED = {"comprehensive_padding": False}
+"""Compilers may pad the rows of what they keep in between. PyTorch 2.11 and its neighbours then
+sometimes read the padding as if it were numbers (pytorch/pytorch, issue 194281)."""
+
+
 def fuse(function: Callable[P, R], device: torch.device, **settings: Any) -> Callable[P, R]:
     """`function` with its small operations merged into few kernels, where that pays: on CUDA.
 
@@ -158,7 +163,8 @@ def fuse(function: Callable[P, R], device: torch.device, **settings: Any) -> Cal
         torch._dynamo.decorators.skip(whole)
     for piece in _IN_ONE_PIECE:
         torch._dynamo.decorators.allow_in_graph(piece)  # type: ignore[no-untyped-call]
-    return torch.compile(function, dynamic=False, **settings)
+    options = UNPADDED | settings.pop("options", {})
+    return torch.compile(function, dynamic=False, options=options, **settings)
 
 
 def fused(function: Callable[P, R]) -> Callable[P, R]:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fedfade.agents import Trainer
-from fedfade.config import Config, load_config
+from fedfade.config import Config, load_config, preset_names
+from fedfade.uplink import Round
 
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -53,6 +54,23 @@ def by_rank(device: str) -> Trainer:
     few = ["qmix.parallel_episodes=40", "qmix.layouts=40", "qmix.replay_size=2000"]
     few += ["qmix.batch_size=64", "qmix.epsilon_end=1", "run.precision=fp32"]
     return Trainer(load_config("qmix-hold", few), device, seeds=[0, 1])
+
+
+@NO_CUDA
+@pytest.mark.parametrize("preset", preset_names())
+def test_rounds_are_laid_out_as_on_the_cpu(preset: str) -> None:
+    """Compiled once, the order of clients was read from memory that nobody had written: where a
+    layer of what is observed was longer than 1024 numbers, and no multiple of 32."""
+    few = ["qmix.parallel_episodes=20", "qmix.layouts=20", "run.episodes_per_round=1"]
+    few += ["qmix.gradients=synthetic", "qmix.replay_size=2000", "qmix.mappo.minibatches=1"]
+    config = load_config(preset, [*few, "learning.data=digits"])
+    places = [Trainer(config, device, seeds=[0, 1])._places[0] for device in ("cpu", "cuda")]
+    round_ = places[0].rounds.round(0)
+    for rounds, rollout, memory in places:
+        rollout.begin(Round(*(part.to(rounds.device) for part in round_)), 1.0, 0, memory)
+    host, there = (place.rollout for place in places)
+    torch.testing.assert_close(there._static.cpu(), host._static, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(there._state.cpu(), host._state, rtol=1e-3, atol=1e-3)
 
 
 @NO_CUDA
