@@ -464,12 +464,19 @@ def readings() -> Iterator[Source]:
     yield "| reading | qmix |", name, there(fields["fairness"])
     yield "| reading | alphas |", name, there(kept, 100.0)
     rows, ring = table.set_index("reading"), "ring-25-3"
-    sent, best = rows["uploads qmix"], f"{ring}+1e-4+best"
+    sent, earned, best = rows["uploads qmix"], rows["reward qmix"], f"{ring}+1e-4+best"
+    kept_there = sent[[f"{ring}+1e-4+mean", best, f"{ring}+1e-4", ring]]
+    both = earned[[f"{ring}+1e-4+mean", ring]]
     weights = [*sent[["mean-weights", "best-weights", "default"]], rows[f"uploads {BLOCK}"].iloc[0]]
-    both = [values[[best, f"{ring}+1e-4"]] for values in (sent, rows["reward qmix"])]
-    yield "- **Which weights are kept", name, weights, both, sent[ring]
+    layout = sent[["v2x+fixed+1e-4+best", "v2x+fixed+1e-4"]]
+    yield "- **Which weights are kept", name, kept_there, both, weights, layout
+    alone = sent[["masked", "default", "clipped", "layouts-20"]]
+    many = "v2x+1e-4+layouts+1M"
+    yield "- **Common remedies", name, alone, [sent[many], rows["uploads random"][many]]
     yield "- **Two changes of the reward", name, sent[["paid", "standardised", "default"]]
     yield "- **The same restart", name, sent[["v2x+same+1e-4", "v2x+1e-4", "v2x"]]
+    hurt = ["replay-1M", "reward-uploads", "fixed+1e-4+uploads", "fixed+1e-4"]
+    yield "- **What hurts", name, sent[hurt]
     agents = matching(read("results-readings-lines"), reading=best, policy="qmix")
     lost = paired(agents, {"swapped": AS_IS}, {"swapped": ALL}, "uploads")
     found = [*sent[["ring-25-0+1e-4", best]], rows["least"]["ring-25-0+1e-4"]]
