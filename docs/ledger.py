@@ -193,8 +193,10 @@ def _seeds(tables: list[str] | None) -> str | None:
 
 def _shipped(tables: list[str] | None) -> dict[str, str]:
     """Agents that come with the package and have lines in these tables, with their digests."""
-    named = {name for table in tables or () for name in read(table).get("policy", ())}
-    ours = sorted(named & {*shipped_policies()} - {"qmix"})  # the paper's are trained anew
+    found = {(table, name) for table in tables or () for name in read(table).get("policy", ())}
+    # In all other tables `qmix` is trained anew.
+    named = {name for table, name in found if name != "qmix" or table == "ladder-agents"}
+    ours = sorted(named & {*shipped_policies()})
     return {
         name: load_checkpoint(agents_folder(Path(name))).files["agents"]["sha256"] for name in ours
     }
