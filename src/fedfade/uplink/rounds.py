@@ -17,15 +17,8 @@ from fedfade.radio import Cell, Channel, OtherCells, Trajectory, db_to_linear
 from fedfade.randomness import fold, stream, streams, uniform
 from fedfade.uplink.cost import ready_slots
 from fedfade.uplink.gradients import GradientSource, gradient_source
-from fedfade.uplink.slot import (
-    RewardWeights,
-    Round,
-    Scenario,
-    as_announced,
-    draw_chance,
-    plain_round,
-    scenario_from_config,
-)
+from fedfade.uplink.scenario import RewardWeights, Scenario, scenario_from_config
+from fedfade.uplink.slot import Round, as_announced, draw_chance, plain_round
 
 _AHEAD = 4000
 """Client-rounds of fading drawn ahead on CUDA, where a few cost as much as many."""
