@@ -142,7 +142,7 @@ def test_one_bar_for_all_parts(tmp_path: Path) -> None:
     """Shares of the whole never fall and end at 1; parts that others begin with count once."""
     base = load_config("paper", [*SCALES["small"].overrides, *MICRO])
     told: list[float] = []
-    counting = setting.Work(lambda share, doing: told.append(share))
+    counting = setting.WorkDone(lambda share, doing: told.append(share))
     one = checked_setting(tmp_path, base, "small", work=counting)
     alone, after = (
         reproduction.amounts(one, ["accuracy"]),
@@ -236,7 +236,7 @@ def studies(tmp_path_factory: pytest.TempPathFactory) -> Path:
         out,
         base,
         "small",
-        work=setting.Work(lambda share, doing: told.append(share)),
+        work=setting.WorkDone(lambda share, doing: told.append(share)),
         asked=Asked("paper", tuple(MICRO)),
     )
     reproduce(one, [*STUDIES])
