@@ -18,7 +18,7 @@ from fedfade.agents.networks import AgentNetworks
 from fedfade.agents.trained import client_network, load_agents
 from fedfade.config import Config
 from fedfade.errors import UserError
-from fedfade.learning import listed, payload_bits
+from fedfade.learning import payload_bits, plain_payload
 from fedfade.storage import write_json, writing
 from fedfade.uplink import part_columns, scenario_from_config
 from fedfade.uplink import parts as observation
@@ -127,7 +127,7 @@ def normalisation(config: Config) -> dict[str, Any]:
     Every input is clamp((x - subtract) / divide, low, high) of a quantity x in the unit named;
     a part that was hidden in training is the constant 1.
     """
-    payload = listed(payload_bits(config.learning))  # perhaps of client 0, 1, ...
+    payload = plain_payload(payload_bits(config.learning))  # perhaps of client 0, 1, ...
     fading = (0.0, observation.FADING_SCALE_DB, 10.0 * np.log10(observation.FADING_FLOOR))
     lowest_snr, lowest_deviation = np.log10([observation.SNR_FLOOR, observation.DEVIATION_FLOOR])
     scales: dict[str, tuple[float, Any, float]] = {  # subtract, divide, least quantity
