@@ -98,7 +98,6 @@ def scenario_from_config(
 ) -> Scenario:
     """The scenario a config describes; `payload_bits` because `auto` depends on the model."""
     radio, allocation = config.radio, config.allocation
-    assert radio.silent_level is not None  # the config's own check
     # Rays of one cluster reach all antennas: four of the clustered channel's fade like two
     # (docs/explanation/channel.md). Those of other sources are independent.
     alike = 0.5 if radio.source == "clustered" else 1.0
