@@ -27,6 +27,7 @@ from fedfade.seams import SWEEP_COMMANDS
 from fedfade.studies import reproduction
 from fedfade.studies.frames import matching, read_frame, write_frame
 from fedfade.studies.paper import SCALES, charts, claims, questions, regimes, runs, setting
+from fedfade.studies.paper.accuracy import facts_of
 from fedfade.studies.paper.setting import Asked, Grid, checked_setting, seeds_used
 from fedfade.studies.reproduction import PAPER, PARTS, STUDIES, reproduce
 from tests.conftest import TINY
@@ -712,7 +713,7 @@ def judged(alpha: float, seeds: Sequence[int], learned: bool = True) -> dict[str
         for place, policy in enumerate(policies)
         for seed in seeds
     )
-    facts = {**questions.facts_of(final), "learned": {"learned": learned}}
+    facts = {**facts_of(final), "learned": {"learned": learned}}
     return {claim.says: claim for claim in claims.judge({"accuracy": facts})}
 
 
