@@ -34,6 +34,7 @@ from fedfade.uplink.slot import (
     as_announced,
     decode_action,
     draw_chance,
+    encode_action,
     hop,
     is_over,
     mean_snr,

@@ -108,6 +108,17 @@ def decode_action(scenario: Scenario, choice: Tensor, slot: int | Tensor = 0) ->
     return hop(scenario, Action(band, level), slot)
 
 
+def encode_action(scenario: Scenario, action: Action, slot: int | Tensor = 0) -> Tensor:
+    """The reverse of `decode_action`: the number of every client's action as it is sent in a slot,
+    [episode, client]."""
+    band, level = action
+    if scenario.hop_subbands:
+        band = (band - slot) % scenario.bands
+    if scenario.binary_power:
+        return torch.where(level == scenario.silent_level, scenario.bands, band)
+    return band * scenario.levels + level
+
+
 def hop(scenario: Scenario, action: Action, slot: int | Tensor) -> Action:
     """An agent's action as it is sent in a slot, an int or a tensor [1]: where sub-bands hop,
     logical b is physical (b + slot) mod C."""
