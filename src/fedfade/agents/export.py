@@ -24,6 +24,7 @@ from fedfade.uplink import part_columns, scenario_from_config
 from fedfade.uplink import parts as observation
 
 OPSET = 17  # old enough for small runtimes
+_TIMED = 2000  # decisions
 
 QUANTITIES = {
     "alphas": "mean SNR of every client at full power, dB",
@@ -107,7 +108,7 @@ def _traced(agents: AgentNetworks, client: int) -> bytes:
     return file.getvalue()
 
 
-def decision_us(path: Path, repeats: int = 2000) -> float | None:
+def decision_us(path: Path) -> float | None:
     """Microseconds of one decision under ONNX Runtime on one thread, None where it is missing."""
     try:
         import onnxruntime
@@ -117,7 +118,7 @@ def decision_us(path: Path, repeats: int = 2000) -> float | None:
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     one = {"observation": np.zeros((1, session.get_inputs()[0].shape[1]), dtype=np.float32)}
-    decide = timeit.repeat(lambda: session.run(["action"], one), repeat=repeats, number=1)
+    decide = timeit.repeat(lambda: session.run(["action"], one), repeat=_TIMED, number=1)
     return 1e6 * statistics.median(decide)
 
 
