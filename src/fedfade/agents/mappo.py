@@ -114,7 +114,7 @@ class Critic(nn.Module):
 
 
 class MappoLearner:
-    """Agents and critic of every run, and how they learn; faces as `Learner` has them.
+    """Agents and critic of every run, and how they learn; the same interface as `Learner`.
 
     With a configuration of its own a run may have another discount.
     """

@@ -101,7 +101,7 @@ def train_together(
     on_begin: Callable[[], None] = lambda: None,
 ) -> Trainer:
     """Several trainings in one program (see `programs`), each into a folder that looks as if it had
-    been trained alone. Those that diverge are told of when the others are at their end.
+    been trained alone. Those that diverge are reported when the others are at their end.
 
     `overwrite`: begin anew, whatever trainings the folders hold. `on_begin` is called when there is
     something to train and nothing was refused.

@@ -203,7 +203,7 @@ class SetCritic(nn.Module):
 
     def __init__(self, agents: SetNetworks, hidden: Sequence[int], generators: Generators) -> None:
         super().__init__()
-        self._size = [agents]  # in a list it is no part of the critic
+        self._size = [agents]  # in a list, so that PyTorch does not register it
         self.listen = StackedLinear(3, hidden[0], generators)
         self.layers = stacked_layers(generators, hidden[0] + 3, *hidden[1:], 1)
 

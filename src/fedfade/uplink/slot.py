@@ -76,8 +76,8 @@ def as_announced(round_: Round, off_db: Tensor) -> Round:
 
 
 def draw_chance(scenario: Scenario, keys: Tensor) -> Tensor:
-    """Numbers the link draws who gets through by, [episode, slot, client], none if it does not
-    draw; `keys` [episode] seed them."""
+    """Uniform numbers by which the link decides who gets through: [episode, slot, client], none if
+    it does not draw. `keys` [episode] seed them."""
     return uniform(keys, (scenario.slots if scenario.link.draws else 0, scenario.clients))
 
 
