@@ -157,27 +157,33 @@ def test_one_bar_for_all_parts(tmp_path: Path) -> None:
     assert len({*told}) > 3  # training is told of while it goes on
 
 
-def test_interrupted_anywhere_it_ends_in_the_same_files(
-    small, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C at every few lines of progress: in trainings and in comparisons."""
-    left = math.inf
+@pytest.fixture
+def impatient() -> type[setting.Clock]:
+    """A clock whose user presses Ctrl-C when `left` more lines have been told."""
 
     class Impatient(setting.Clock):
+        left = math.inf
+
         def __call__(self, text: str) -> None:
-            nonlocal left
-            left -= 1
-            if left < 0:
+            Impatient.left -= 1
+            if Impatient.left < 0:
                 raise KeyboardInterrupt
             super().__call__(text)
 
-    monkeypatch.setattr(runs, "Clock", Impatient)
-    monkeypatch.setattr(regimes, "Clock", Impatient)
+    return Impatient
+
+
+def test_interrupted_anywhere_it_ends_in_the_same_files(
+    small, whole: Path, tmp_path: Path, impatient: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C at every few lines of progress: in trainings and in comparisons."""
+    monkeypatch.setattr(runs, "Clock", impatient)
+    monkeypatch.setattr(regimes, "Clock", impatient)
     out = tmp_path / "broken"
     stops = 0
     for part in ("accuracy", "regimes"):
         while True:
-            left = 4 if stops else 2  # the training alone tells three times
+            impatient.left = 4 if stops else 2  # the training alone tells three times
             answer = small(part, out)
             if answer.code == 0:
                 break
@@ -281,25 +287,16 @@ def test_differences_of_links_are_of_the_same_rounds(studies: Path) -> None:
 
 
 def test_studies_go_on_where_they_stopped(
-    small, studies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small, studies: Path, tmp_path: Path, impatient: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C in each of them; then the command computes what is missing and nothing else."""
-    out, left = tmp_path / "broken", 0
-
-    class Impatient(setting.Clock):
-        def __call__(self, text: str) -> None:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise KeyboardInterrupt
-            super().__call__(text)
-
-    monkeypatch.setattr(reproduction, "Clock", Impatient)
+    out = tmp_path / "broken"
+    monkeypatch.setattr(reproduction, "Clock", impatient)
     for part in STUDIES:
-        left = 3
+        impatient.left = 3
         answer = small(part, out)
         assert answer.code == 130, answer.err
-        left = 10**6
+        impatient.left = 10**6
         begun = {p: p.stat().st_mtime_ns for p in (out / part / "runs").glob("*.csv")}
         answer = small(part, out)
         assert answer.code == 0, answer.err

@@ -311,9 +311,8 @@ class Trainer:
         """Whether one of so many candidates is tried after this batch; they are spread over the
         second half of the training."""
         half = self.batches // 2
-        points = (
-            half + -(-(self.batches - half) * n // candidates) for n in range(1, candidates + 1)
-        )
+        rest = self.batches - half
+        points = (half + -(-rest * n // candidates) for n in range(1, candidates + 1))
         return candidates > 1 and self.batch in points
 
     @property
