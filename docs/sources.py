@@ -18,7 +18,7 @@ from pandas import DataFrame, Series
 
 from fedfade.studies.frames import matching, means, read_frame
 from fedfade.studies.noise import paired
-from fedfade.studies.paper.questions import _by_tenths
+from fedfade.studies.paper.questions import by_tenths
 from fedfade.studies.paper.readings import MEASURED
 from fedfade.studies.paper.trial import use_of_inputs
 from fedfade.studies.swap import ALL, AS_IS
@@ -85,7 +85,7 @@ def claims() -> Iterator[Source]:
 
 def uniform() -> Iterator[Source]:
     name, final = ["uniform-accuracy"], read("uniform-accuracy")
-    tenths = _by_tenths(read("uniform-reward")).drop(columns="seed")
+    tenths = by_tenths(read("uniform-reward")).drop(columns="seed")
     ranks = read("uniform-bound")
     low, rate = matching(final, alpha=0.5), matching(final, policy=RATE)
     short = low.groupby(["clusters", "policy"])["accuracy"].median().unstack()
@@ -207,7 +207,7 @@ def who_wins_where() -> Iterator[Source]:
 def favourable() -> Iterator[Source]:
     yield from nine_cells("ring-20-3")
     yield from swapped("ring-20-3")
-    tenths = _by_tenths(read("ring-20-3-reward")).drop(columns="seed")
+    tenths = by_tenths(read("ring-20-3-reward")).drop(columns="seed")
     yield "| seed | first tenth |", ["ring-20-3-reward"], tenths.to_numpy()
     more_lost = gap(read("ring-20-3-ablation"), *FADING_MORE)
     yield "Hiding the gradient deviation costs nothing.", ["ring-20-3-ablation"], more_lost, NONE
@@ -220,7 +220,7 @@ def favourable() -> Iterator[Source]:
             found = paired(agents, {"hidden": hidden}, {"hidden": "nothing"}, "uploads")
             lost = [found.mean, found.error, found.training_error]
         least_most = span(means(own, "training", "uploads"))
-        last = _by_tenths(matching(rewards, hidden=hidden))["last"].mean()
+        last = by_tenths(matching(rewards, hidden=hidden))["last"].mean()
         kept = 100 * use_of_inputs(matching(lines, hidden=hidden)).kept[ALL]
         rows.append([own["uploads"].mean(), least_most, lost, last, kept])
     start = "| hidden | uploads per round |"

@@ -27,6 +27,7 @@ MAX_ARRAY_BYTES = 16 * 2**30
 
 _UNPACKED_RATIO, _UNPACKED_FREE = 50, 64 * 2**20
 _NPY_HEADER = 10_200  # no array has a longer one
+_FIGURE_DPI = 150
 _TEMPORARY = ".fedfade-"  # how names of files being written begin
 
 _held: dict[Path, tuple[int, int]] = {}
@@ -189,10 +190,10 @@ def write_json(path: Path | str, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-def save_figure(figure: Any, path: Path | str, dpi: int = 150) -> None:
+def save_figure(figure: Any, path: Path | str) -> None:
     """Write a Matplotlib figure whole or not at all."""
     with writing(path) as temporary:
-        figure.savefig(temporary, dpi=dpi)
+        figure.savefig(temporary, dpi=_FIGURE_DPI)
 
 
 def regular(path: Path | str) -> Path:

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from fedfade.agents import ClientNetwork, Trainer, train
+from fedfade.agents.events import ScalarWriter
 from fedfade.agents.export import export_agents, normalisation
-from fedfade.agents.run import ScalarWriter, save
+from fedfade.agents.run import save
 from fedfade.config import load_config
 from fedfade.seams import PARTS
 from fedfade.uplink import observation_width, observe, scenario_from_config, start_round

@@ -72,7 +72,7 @@ def interpreted() -> None:
 def strangers(kernels: ModuleType) -> None:
     """What is not a number, in whatever bits, shows in the values and in the gradients: a training
     that diverged must be seen."""
-    rows, sizes = SIZES["paper"]
+    rows, sizes = SIZES["uneven"]
     for bits in (0x7FFFFFFF, 0x7FC00000, -1):
         strange = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
         for layer in range(4):

@@ -23,7 +23,7 @@ FEW = {"clients": (5, 10), "sub-bands": (4,), "slots": (250,), "seeds": (1, 2)}
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes as they are, costs invented: clients x sub-bands x slots x seeds."""
 
-    def cost(name: str) -> growth.Work:
+    def cost(name: str) -> growth.Cost:
         def work(stage: Stage, config: Any, seeds: int) -> dict[str, float]:
             sizes = (config.learning.clients, config.radio.subbands, config.radio.slots, seeds)
             return {name: float(torch.tensor(sizes).prod())}

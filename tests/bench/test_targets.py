@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedfade.agents import Trainer
 from fedfade.bench import floors, targets
-from fedfade.bench.stage import Figure, Stage
+from fedfade.bench.stage import Measurement, Stage
 from fedfade.config import RadioConfig, load_config
 from fedfade.learning import PaperCNN
 
@@ -108,8 +108,8 @@ def test_every_figure_on_a_cpu(fedfade: Command) -> None:
 def test_a_figure_that_fails_leaves_the_others(
     fedfade: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(stage: Stage) -> Iterable[Figure]:
-        yield Figure("first half", "ms", 1.0)
+    def broken(stage: Stage) -> Iterable[Measurement]:
+        yield Measurement("first half", "ms", 1.0)
         raise RuntimeError("CUDA [went] away\nsomewhere")
 
     monkeypatch.setitem(targets.FIGURES, "round", broken)

@@ -23,7 +23,7 @@ from fedfade.agents.checkpoint import load_checkpoint
 from fedfade.config import load_config
 from fedfade.experiments import RunFolder, compare_many, compared_names, read_rows, series
 from fedfade.experiments.comparison import Comparison
-from fedfade.experiments.findings import level_with_best, verdict
+from fedfade.experiments.findings import ranked, verdict
 from fedfade.experiments.metrics import Row, summarise
 from fedfade.experiments.replay import replayed
 from fedfade.experiments.report import write_report
@@ -620,10 +620,14 @@ def test_of_one_policy_alone_nothing_is_the_best(tmp_path: Path) -> None:
     assert page_of([*rows, round_of("other", 0.4, 3)], tmp_path).count('class="best"') == 1
 
 
+def level_with_the_best(rows: list[Row]) -> set[str]:
+    return {place.policy for place in ranked(rows) if place.behind is not None}
+
+
 @pytest.mark.parametrize("delivered", [0.0, 0.05])
 def test_who_starves_is_not_the_best(delivered: float, tmp_path: Path) -> None:
     rows = [round_of("a", 0.07, 0.0), round_of("b", 0.072, delivered), round_of("perfect", 0.6, 4)]
-    assert level_with_best(rows) == []
+    assert level_with_the_best(rows) == set()
     text = verdict(rows, 4)
     assert "highest" not in text
     assert text.startswith("Nobody delivered" if not delivered else "No policy is best")
@@ -703,9 +707,9 @@ def test_who_is_level_with_the_best_by_hand() -> None:
         *made_up_rows("far", behind(0.05)),
     ]
     rows = [row._replace(delivered=2.0) for row in rows]
-    assert level_with_best(rows) == ["best", "level"]
+    assert level_with_the_best(rows) == {"best", "level"}
     one_seed = [row for row in rows if row.seed == 0]  # which shows no noise
-    assert level_with_best(one_seed) == ["best"]
+    assert level_with_the_best(one_seed) == {"best"}
 
 
 def test_gradient_bias_is_the_distance_of_two_means() -> None:

@@ -156,12 +156,23 @@ def test_no_import_only_for_types() -> None:
     assert found == []
 
 
+def names_of_types(path: Path) -> Iterator[str]:
+    """Classes of a module and aliases of types: what is assigned to a name like a class's."""
+    for node in source(path).body:
+        if isinstance(node, ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign):
+            yield from (name.id for name in node.targets if isinstance(name, ast.Name))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+
+
 def test_one_name_is_one_thing() -> None:
     places = defaultdict(list)
     for module, path in FILES.items():
-        for node in source(path).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].append(module)
+        for name in names_of_types(path):
+            if re.match("[A-Z]+[a-z]", name):
+                places[name].append(module)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 

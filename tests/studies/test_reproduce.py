@@ -27,6 +27,7 @@ from fedfade.seams import SWEEP_COMMANDS
 from fedfade.studies import reproduction
 from fedfade.studies.frames import matching, read_frame, write_frame
 from fedfade.studies.paper import SCALES, charts, claims, questions, regimes, runs, setting
+from fedfade.studies.paper.accuracy import facts_of
 from fedfade.studies.paper.setting import Asked, Grid, checked_setting, seeds_used
 from fedfade.studies.reproduction import PAPER, PARTS, STUDIES, reproduce
 from tests.conftest import TINY
@@ -142,7 +143,7 @@ def test_one_bar_for_all_parts(tmp_path: Path) -> None:
     """Shares of the whole never fall and end at 1; parts that others begin with count once."""
     base = load_config("paper", [*SCALES["small"].overrides, *MICRO])
     told: list[float] = []
-    counting = setting.Work(lambda share, doing: told.append(share))
+    counting = setting.WorkDone(lambda share, doing: told.append(share))
     one = checked_setting(tmp_path, base, "small", work=counting)
     alone, after = (
         reproduction.amounts(one, ["accuracy"]),
@@ -156,27 +157,33 @@ def test_one_bar_for_all_parts(tmp_path: Path) -> None:
     assert len({*told}) > 3  # training is told of while it goes on
 
 
-def test_interrupted_anywhere_it_ends_in_the_same_files(
-    small, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C at every few lines of progress: in trainings and in comparisons."""
-    left = math.inf
+@pytest.fixture
+def impatient() -> type[setting.Clock]:
+    """A clock whose user presses Ctrl-C when `left` more lines have been told."""
 
     class Impatient(setting.Clock):
+        left = math.inf
+
         def __call__(self, text: str) -> None:
-            nonlocal left
-            left -= 1
-            if left < 0:
+            Impatient.left -= 1
+            if Impatient.left < 0:
                 raise KeyboardInterrupt
             super().__call__(text)
 
-    monkeypatch.setattr(runs, "Clock", Impatient)
-    monkeypatch.setattr(regimes, "Clock", Impatient)
+    return Impatient
+
+
+def test_interrupted_anywhere_it_ends_in_the_same_files(
+    small, whole: Path, tmp_path: Path, impatient: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C at every few lines of progress: in trainings and in comparisons."""
+    monkeypatch.setattr(runs, "Clock", impatient)
+    monkeypatch.setattr(regimes, "Clock", impatient)
     out = tmp_path / "broken"
     stops = 0
     for part in ("accuracy", "regimes"):
         while True:
-            left = 4 if stops else 2  # the training alone tells three times
+            impatient.left = 4 if stops else 2  # the training alone tells three times
             answer = small(part, out)
             if answer.code == 0:
                 break
@@ -236,7 +243,7 @@ def studies(tmp_path_factory: pytest.TempPathFactory) -> Path:
         out,
         base,
         "small",
-        work=setting.Work(lambda share, doing: told.append(share)),
+        work=setting.WorkDone(lambda share, doing: told.append(share)),
         asked=Asked("paper", tuple(MICRO)),
     )
     reproduce(one, [*STUDIES])
@@ -280,25 +287,16 @@ def test_differences_of_links_are_of_the_same_rounds(studies: Path) -> None:
 
 
 def test_studies_go_on_where_they_stopped(
-    small, studies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small, studies: Path, tmp_path: Path, impatient: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C in each of them; then the command computes what is missing and nothing else."""
-    out, left = tmp_path / "broken", 0
-
-    class Impatient(setting.Clock):
-        def __call__(self, text: str) -> None:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise KeyboardInterrupt
-            super().__call__(text)
-
-    monkeypatch.setattr(reproduction, "Clock", Impatient)
+    out = tmp_path / "broken"
+    monkeypatch.setattr(reproduction, "Clock", impatient)
     for part in STUDIES:
-        left = 3
+        impatient.left = 3
         answer = small(part, out)
         assert answer.code == 130, answer.err
-        left = 10**6
+        impatient.left = 10**6
         begun = {p: p.stat().st_mtime_ns for p in (out / part / "runs").glob("*.csv")}
         answer = small(part, out)
         assert answer.code == 0, answer.err
@@ -712,7 +710,7 @@ def judged(alpha: float, seeds: Sequence[int], learned: bool = True) -> dict[str
         for place, policy in enumerate(policies)
         for seed in seeds
     )
-    facts = {**questions.facts_of(final), "learned": {"learned": learned}}
+    facts = {**facts_of(final), "learned": {"learned": learned}}
     return {claim.says: claim for claim in claims.judge({"accuracy": facts})}
 
 

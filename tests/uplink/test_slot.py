@@ -20,6 +20,7 @@ from fedfade.uplink import (
     SlotAir,
     arrived,
     decode_action,
+    encode_action,
     global_state,
     normalised_inner,
     observe,
@@ -232,6 +233,15 @@ def test_every_episode_may_have_weights_of_its_own() -> None:
     found = slot_reward(replace(s, reward=each), *given)
     alone = [slot_reward(replace(s, reward=own), *given)[n] for n, own in enumerate(weights)]
     torch.testing.assert_close(found, torch.stack(alone))
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("hops", [False, True])
+def test_every_action_has_a_number_of_its_own(hops: bool, binary: bool) -> None:
+    s = replace(scenario(clients=4, bands=3), hop_subbands=hops, binary_power=binary)
+    choice = torch.arange(s.actions)[:, None].expand(-1, 4)
+    for slot in (0, 1, 2, 7, torch.tensor([5])):
+        assert torch.equal(encode_action(s, decode_action(s, choice, slot), slot), choice)
 
 
 def test_a_subband_or_silence() -> None:

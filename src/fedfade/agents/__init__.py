@@ -7,6 +7,7 @@ from fedfade.agents.checkpoint import (
     load_checkpoint,
     trained_folders,
 )
+from fedfade.agents.events import tensorboard_installed
 from fedfade.agents.learner import Learner
 from fedfade.agents.networks import AgentNetworks, MonotonicMixer
 from fedfade.agents.run import (
@@ -14,7 +15,6 @@ from fedfade.agents.run import (
     is_trained,
     saved_curve,
     seed_folder,
-    tensorboard_installed,
     train,
     train_together,
 )

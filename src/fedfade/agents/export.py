@@ -18,12 +18,13 @@ from fedfade.agents.networks import AgentNetworks
 from fedfade.agents.trained import client_network, load_agents
 from fedfade.config import Config
 from fedfade.errors import UserError
-from fedfade.learning import listed, payload_bits
+from fedfade.learning import payload_bits, plain_payload
 from fedfade.storage import write_json, writing
 from fedfade.uplink import part_columns, scenario_from_config
 from fedfade.uplink import parts as observation
 
 OPSET = 17  # old enough for small runtimes
+_TIMED = 2000  # decisions
 
 QUANTITIES = {
     "alphas": "mean SNR of every client at full power, dB",
@@ -107,7 +108,7 @@ def _traced(agents: AgentNetworks, client: int) -> bytes:
     return file.getvalue()
 
 
-def decision_us(path: Path, repeats: int = 2000) -> float | None:
+def decision_us(path: Path) -> float | None:
     """Microseconds of one decision under ONNX Runtime on one thread, None where it is missing."""
     try:
         import onnxruntime
@@ -117,7 +118,7 @@ def decision_us(path: Path, repeats: int = 2000) -> float | None:
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     one = {"observation": np.zeros((1, session.get_inputs()[0].shape[1]), dtype=np.float32)}
-    decide = timeit.repeat(lambda: session.run(["action"], one), repeat=repeats, number=1)
+    decide = timeit.repeat(lambda: session.run(["action"], one), repeat=_TIMED, number=1)
     return 1e6 * statistics.median(decide)
 
 
@@ -127,7 +128,7 @@ def normalisation(config: Config) -> dict[str, Any]:
     Every input is clamp((x - subtract) / divide, low, high) of a quantity x in the unit named;
     a part that was hidden in training is the constant 1.
     """
-    payload = listed(payload_bits(config.learning))  # perhaps of client 0, 1, ...
+    payload = plain_payload(payload_bits(config.learning))  # perhaps of client 0, 1, ...
     fading = (0.0, observation.FADING_SCALE_DB, 10.0 * np.log10(observation.FADING_FLOOR))
     lowest_snr, lowest_deviation = np.log10([observation.SNR_FLOOR, observation.DEVIATION_FLOOR])
     scales: dict[str, tuple[float, Any, float]] = {  # subtract, divide, least quantity

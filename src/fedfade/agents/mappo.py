@@ -12,7 +12,6 @@ for the device, so an update can be recorded.
 
 from collections.abc import Sequence
 from functools import cache
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -20,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedfade.agents.kept import KeptAgents
-from fedfade.agents.networks import Generators, StackedLinear, Tensors
+from fedfade.agents.networks import Generators, Tensors, stacked_layers, through_layers
 from fedfade.agents.optimisers import Flat, adam_step, clip
 from fedfade.agents.sets import SetCritic, SetNetworks, make_agents
 from fedfade.config import QmixConfig
@@ -107,19 +106,15 @@ class Critic(nn.Module):
 
     def __init__(self, width: int, hidden: Sequence[int], generators: Generators) -> None:
         super().__init__()
-        self.width, sizes = width, pairwise([width, *hidden, 1])
-        self.layers = nn.ModuleList(StackedLinear(*size, generators) for size in sizes)
+        self.width = width
+        self.layers = stacked_layers(generators, width, *hidden, 1)
 
     def forward(self, state: Tensor) -> Tensor:
-        x = state[..., : self.width]
-        for layer in self.layers[:-1]:
-            x = layer(x).relu()
-        value: Tensor = self.layers[-1](x)
-        return value[..., 0]
+        return through_layers(self.layers, state[..., : self.width])[..., 0]
 
 
 class MappoLearner:
-    """Agents and critic of every run, and how they learn; faces as `Learner` has them.
+    """Agents and critic of every run, and how they learn; the same interface as `Learner`.
 
     With a configuration of its own a run may have another discount.
     """

@@ -211,6 +211,19 @@ class StackedLinear(nn.Module):
         return torch.bmm(x, self.weight) + self.bias
 
 
+def stacked_layers(generators: Generators, *sizes: int) -> nn.ModuleList:
+    """Linear layers from each size to the next."""
+    return nn.ModuleList(StackedLinear(*size, generators) for size in pairwise(sizes))
+
+
+def through_layers(layers: nn.ModuleList, x: Tensor) -> Tensor:
+    """What comes out of linear layers with ReLU between them."""
+    for layer in layers[:-1]:
+        x = layer(x).relu()
+    out: Tensor = layers[-1](x)
+    return out
+
+
 class ValueMixer(nn.Module, ABC):
     """Q_tot of all agents' values, in two steps: a learner takes the first beside the agents'
     passes, which it does not need."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedfade import uplink
 from fedfade.agents.networks import AgentNetworks, padded
 from fedfade.agents.teacher import Teacher
-from fedfade.agents.transitions import Memory
+from fedfade.agents.transitions import TransitionMemory
 from fedfade.config import Config
 from fedfade.graphs import fused, record
 from fedfade.randomness import fold, integers, streams, uniform
@@ -85,7 +85,7 @@ class Rollout:
         round_: uplink.Round,
         epsilon: float,
         batch: int,
-        memory: Memory,
+        memory: TransitionMemory,
         payload: float = 1.0,
         lessons: float = 0.0,
     ) -> None:
@@ -155,7 +155,7 @@ class Rollout:
             self._lesson.copy_(by_agent)
 
     @torch.no_grad()
-    def step(self, agents: AgentNetworks, memory: Memory) -> None:
+    def step(self, agents: AgentNetworks, memory: TransitionMemory) -> None:
         """Every agent observes and decides, everybody sends, the transition is stored."""
         self._decide(agents, agents(self._seen))
         for _ in range(self.scenario.hold_slots):
@@ -195,7 +195,7 @@ class Rollout:
         self.slot.add_(1)
 
     @fused
-    def _store(self, memory: Memory) -> None:
+    def _store(self, memory: TransitionMemory) -> None:
         before, after = uplink.Progress(self._before), self._progress
         self.returns.add_(self._earned.view(self.runs, self.episodes))
         reward = self._earned + self._advance(before, after)
@@ -215,7 +215,7 @@ class Rollout:
         goes_on = self.decision < self.scenario.decisions - 1
         return self._advance_by * (self._gamma * shares[1] * goes_on - shares[0])
 
-    def _look(self, memory: Memory) -> None:
+    def _look(self, memory: TransitionMemory) -> None:
         """Observe what the next decision is taken on. After the last there is none: what is
         written then is never bootstrapped from, and overwritten when the next round begins."""
         progress = self._progress

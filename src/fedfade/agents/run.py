@@ -1,15 +1,12 @@
 """A training in a folder: continue where it stopped, report, keep checkpoints."""
 
-import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +23,7 @@ from fedfade.agents.checkpoint import (
     take_prepared,
     trained_folders,
 )
+from fedfade.agents.events import SCALARS, ScalarWriter
 from fedfade.agents.live import LivePage
 from fedfade.agents.trainer import Diverged, Report, Trainer, diverged
 from fedfade.config import Config, changed, content_digest, inputs_of, render_config
@@ -36,9 +34,6 @@ from fedfade.storage import folder_lock, make_folder, refuse_links, rename, writ
 
 CURVE = "curve"
 """Name of the tensor [batch, figure] that holds every report so far."""
-
-SCALARS = ("return", "uploads per round", "TD loss", "Q", "epsilon", "FL accuracy")
-"""TensorBoard's names of the fields of a report after the first."""
 
 OnReport = Callable[[Trainer, list[Report]], None]
 
@@ -106,7 +101,7 @@ def train_together(
     on_begin: Callable[[], None] = lambda: None,
 ) -> Trainer:
     """Several trainings in one program (see `programs`), each into a folder that looks as if it had
-    been trained alone. Those that diverge are told of when the others are at their end.
+    been trained alone. Those that diverge are reported when the others are at their end.
 
     `overwrite`: begin anew, whatever trainings the folders hold. `on_begin` is called when there is
     something to train and nothing was refused.
@@ -168,40 +163,6 @@ class _Run:
     folder: Path
     inputs: dict[str, str]  # sha256 of a user's code and data
     curve: list[Report] = field(default_factory=list)
-
-
-def tensorboard_installed() -> bool:
-    """Whether trainings write event files."""
-    return find_spec("tensorboard") is not None
-
-
-class ScalarWriter:
-    """Appends scalars to a new event file in a folder, where TensorBoard is installed.
-
-    Events of older files from `first_step` on are hidden.
-    """
-
-    def __init__(self, folder: Path, first_step: int) -> None:
-        self._folder = folder
-        self._writer: Any = None
-        if tensorboard_installed():
-            from torch.utils.tensorboard import SummaryWriter
-
-            place = str(make_folder(folder))
-            self._writer = SummaryWriter(place, purge_step=first_step, flush_secs=10)
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """One event for each value that is a number."""
-        # If the folder was moved away, the next checkpoint will say so.
-        if self._writer is not None and self._folder.is_dir():
-            for name, value in values.items():
-                if math.isfinite(value):
-                    self._writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        with suppress(OSError):
-            if self._writer is not None:
-                self._writer.close()
 
 
 def _next_group(everyone: list[_Run]) -> tuple[list[_Run], int | None]:

@@ -18,13 +18,19 @@ wanted by one client.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedfade.agents.networks import AgentNetworks, Generators, StackedLinear, Tensors
+from fedfade.agents.networks import (
+    AgentNetworks,
+    Generators,
+    StackedLinear,
+    Tensors,
+    stacked_layers,
+    through_layers,
+)
 from fedfade.config import QmixConfig
 from fedfade.graphs import SideStream, fused
 
@@ -74,12 +80,12 @@ class SetNetworks(AgentNetworks):
         """Make the layers."""
         wide = max(8, hidden[0] // 4)
         own = self.columns()[-1] + PLACE + 2 * wide
-        self.listen = _layers(generators, CLIENT_TOKEN, wide, wide)
-        self.judge = _layers(generators, 3 * wide, wide, 2)
+        self.listen = stacked_layers(generators, CLIENT_TOKEN, wide, wide)
+        self.judge = stacked_layers(generators, 3 * wide, wide, 2)
         self.own_side = StackedLinear(own, hidden[0], generators)
         self.band_side = StackedLinear(self.band_token, hidden[0], generators)
-        self.score = _layers(generators, *hidden, 1)
-        self.silence = _layers(generators, own, hidden[-1], 1)
+        self.score = stacked_layers(generators, *hidden, 1)
+        self.silence = stacked_layers(generators, own, hidden[-1], 1)
 
     def resize(self, agents: int, width: int, actions: int) -> None:
         """From now on so many clients, numbers in an observation, and actions."""
@@ -114,17 +120,17 @@ class SetNetworks(AgentNetworks):
         own = torch.cat([parts[-1], place, pooled], dim=-1)
         there = self.band_side(band.flatten(1, 2)).view(*band.shape[:3], -1)
         met = (self.own_side(own)[:, :, None] + there).relu()
-        more = _through(self.score, met.flatten(1, 2)).view(band.shape[:3])
-        silent = _through(self.silence, own)
+        more = through_layers(self.score, met.flatten(1, 2)).view(band.shape[:3])
+        silent = through_layers(self.silence, own)
         return torch.cat([silent + more, silent], dim=-1)
 
     def _judge(self, others: Tensor, bands: int) -> tuple[Tensor, Tensor]:
         """What is said of every rank, by its token [run, row, rank, number] and by what is said of
         all: [run, row, rank, number] and [run, row, number]."""
-        heard = _through(self.listen, others.flatten(1, 2)).relu().view(*others.shape[:3], -1)
+        heard = through_layers(self.listen, others.flatten(1, 2)).relu().view(*others.shape[:3], -1)
         pooled = torch.cat([heard.sum(-2) / bands, heard.amax(-2)], dim=-1)
         everybody = pooled[:, :, None].expand(*heard.shape[:3], -1)
-        said = _through(self.judge, torch.cat([heard, everybody], dim=-1).flatten(1, 2))
+        said = through_layers(self.judge, torch.cat([heard, everybody], dim=-1).flatten(1, 2))
         return said.view(*heard.shape[:3], -1), pooled
 
     def tokens(self, parts: Sequence[Tensor], said: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,10 +171,10 @@ class MatchingNetworks(SetNetworks):
 
     def build(self, hidden: Sequence[int], generators: Generators) -> None:
         wide = max(8, hidden[0] // 4)
-        self.listen = _layers(generators, CLIENT_TOKEN + OPEN_TOKEN, wide, wide)
-        self.judge = _layers(generators, 3 * wide, wide, 1)
+        self.listen = stacked_layers(generators, CLIENT_TOKEN + OPEN_TOKEN, wide, wide)
+        self.judge = stacked_layers(generators, 3 * wide, wide, 1)
         self.band_side = StackedLinear(3, wide, generators)
-        self.score = _layers(generators, wide, 1)
+        self.score = stacked_layers(generators, wide, 1)
 
     def _values(self, seen: Tensor) -> Tensor:
         """[run, row, width] to [run, row, action]: what a sub-band is worth to the agent beyond its
@@ -183,7 +189,7 @@ class MatchingNetworks(SetNetworks):
         weight = torch.sigmoid(said - (-others[..., -1:]).relu())
         pair = torch.stack([fading, fading.exp(), need[..., None].expand_as(fading)], dim=-1)
         met = self.band_side(pair.flatten(1, 3)).relu()
-        better = 1.0 + fading + _through(self.score, met).view_as(fading).tanh()
+        better = 1.0 + fading + through_layers(self.score, met).view_as(fading).tanh()
         worth = WORTH * weight * F.softplus(better)
         worth = torch.where(done[..., None] > 0, -1.0, worth if self.training else COLD * worth)
         beyond = worth - clearing_prices(worth.detach())
@@ -197,10 +203,9 @@ class SetCritic(nn.Module):
 
     def __init__(self, agents: SetNetworks, hidden: Sequence[int], generators: Generators) -> None:
         super().__init__()
-        self._size = [agents]  # in a list it is no part of the critic
+        self._size = [agents]  # in a list, so that PyTorch does not register it
         self.listen = StackedLinear(3, hidden[0], generators)
-        sizes = pairwise([hidden[0] + 3, *hidden[1:], 1])
-        self.layers = nn.ModuleList(StackedLinear(*size, generators) for size in sizes)
+        self.layers = stacked_layers(generators, hidden[0] + 3, *hidden[1:], 1)
 
     def forward(self, state: Tensor) -> Tensor:
         """State [run, batch, width] to [run, batch]."""
@@ -213,19 +218,7 @@ class SetCritic(nn.Module):
         heard = self.listen(token.flatten(1, 2)).relu().view(*token.shape[:3], -1)
         size = [torch.full_like(clock, number) for number in (clients / bands, bands / 4.0)]
         x = torch.cat([heard.sum(-2) / bands, clock, *size], dim=-1)
-        return _through(self.layers, x)[..., 0]
-
-
-def _layers(generators: Generators, *sizes: int) -> nn.ModuleList:
-    return nn.ModuleList(StackedLinear(*size, generators) for size in pairwise(sizes))
-
-
-def _through(layers: nn.ModuleList, x: Tensor) -> Tensor:
-    """Layers with ReLU between them."""
-    for layer in layers[:-1]:
-        x = layer(x).relu()
-    out: Tensor = layers[-1](x)
-    return out
+        return through_layers(self.layers, x)[..., 0]
 
 
 @fused

@@ -7,7 +7,6 @@ mend their mistakes too.
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from fedfade import uplink
@@ -49,9 +48,4 @@ class Teacher:
             checks = ActionChecks(self._policy.name, scenario, len(self._now))
             answer = checks.take(answer)
             checks.finish()
-        band, level = answer
-        if scenario.hop_subbands:
-            band = (band - slot) % scenario.bands
-        if scenario.binary_power:
-            return torch.where(level == scenario.silent_level, scenario.bands, band)
-        return band * scenario.levels + level
+        return uplink.encode_action(scenario, answer, slot)

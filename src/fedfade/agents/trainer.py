@@ -155,7 +155,7 @@ class Trainer:
         self._gamma = torch.tensor([[own.gamma] for own in options], device=device)  # [run, 1]
         self._next: uplink.Round | None = None  # of the batch to come, made before the host waits
         self.batch = 0  # batches of episodes played
-        self.learned = 0  # updates so far; `learner.updates` is the same, over there
+        self.learned = 0  # updates so far; `learner.updates` is the same, on the device
         self._done = torch.zeros((), device=device)  # share of the training
         self._lessons = torch.zeros((), device=device)  # how much the teacher counts
         self._loss = torch.zeros(len(configs), device=device)  # summed over a batch's updates
@@ -311,9 +311,8 @@ class Trainer:
         """Whether one of so many candidates is tried after this batch; they are spread over the
         second half of the training."""
         half = self.batches // 2
-        points = (
-            half + -(-(self.batches - half) * n // candidates) for n in range(1, candidates + 1)
-        )
+        rest = self.batches - half
+        points = (half + -(-rest * n // candidates) for n in range(1, candidates + 1))
         return candidates > 1 and self.batch in points
 
     @property

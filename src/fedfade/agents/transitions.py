@@ -16,7 +16,7 @@ from fedfade.graphs import Work, fused, record
 from fedfade.randomness import fold, integers, streams
 
 
-class Memory(Protocol):
+class TransitionMemory(Protocol):
     """Where a rollout leaves what agents saw and did."""
 
     def see(self, slot: Tensor, observation: Tensor, state: Tensor, finished: Tensor) -> None:

@@ -25,9 +25,7 @@ class History(NamedTuple):
     level: Tensor  # [slot, episode, client] power level actually used
     rate_bps: Tensor  # [slot, episode, client]
     remaining_bits: Tensor  # [slot, episode, client] after the slot
-    sends: (
-        Tensor  # [slot, episode, client] bool, who could: not done, ready, and the round not over
-    )
+    sends: Tensor  # [slot, episode, client] bool: not done, ready, and the round not over
 
 
 class Outcome(NamedTuple):

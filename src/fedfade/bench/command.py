@@ -19,7 +19,7 @@ _ONLY = "training, seeds, round, channel, max-sum-rate, grid: some of them"
 _EPISODES = "held environment: episodes side by side"
 Json = Annotated[bool, typer.Option("--json", help="end with one line holding one JSON object")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda; small sizes on a CPU")]
-PrecisionOption = Annotated[str, typer.Option(help="fp32, tf32 (CUDA) or bf16 (local training)")]
+BenchPrecision = Annotated[str, typer.Option(help="fp32, tf32 (CUDA) or bf16 (local training)")]
 
 
 def measure(bench: str, **options: Any) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def _number(value: float | None) -> str:
 def wanted(
     context: typer.Context,
     device: Device = "auto",
-    precision: PrecisionOption = "tf32",
+    precision: BenchPrecision = "tf32",
     only: Annotated[str | None, typer.Option(help=_ONLY)] = None,
     json: Json = False,
 ) -> None:
@@ -183,7 +183,7 @@ def soak(
 def growth(
     json: Json = False,
     device: Device = "auto",
-    precision: PrecisionOption = "tf32",
+    precision: BenchPrecision = "tf32",
     out: Annotated[Path | None, typer.Option(help="folder for growth.csv and growth.png")] = None,
 ) -> None:
     """How cost grows with every size.
@@ -228,7 +228,7 @@ def precision(
 
 @app.command()
 def profile(
-    json: Json = False, device: Device = "auto", precision: PrecisionOption = "tf32"
+    json: Json = False, device: Device = "auto", precision: BenchPrecision = "tf32"
 ) -> None:
     """Where the time goes, kernel by kernel. A slot step, an update and a federated round."""
     found = measure("profile.measure", device=device, precision=precision)

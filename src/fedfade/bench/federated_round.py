@@ -18,6 +18,7 @@ from fedfade.config import LearningConfig
 from fedfade.learning import Dataset, Federation, Models, Sent, ServerState, federated_round
 
 CLIENTS, STEPS, BATCH, RATE = 10, 3, 50, 0.01
+FLOWER_ROUNDS = 4
 
 
 def one_round(
@@ -131,7 +132,7 @@ def textbook_round(model: nn.Module, images: Tensor, labels: Tensor, samples: Te
     return result
 
 
-def flower_seconds(images: Tensor, labels: Tensor, samples: Tensor, rounds: int = 4) -> float:
+def flower_seconds(images: Tensor, labels: Tensor, samples: Tensor) -> float:
     """Median seconds between rounds of Flower's simulation doing the same work."""
     from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
@@ -153,4 +154,4 @@ def flower_seconds(images: Tensor, labels: Tensor, samples: Tensor, rounds: int 
     client.train()(train)
     strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=CLIENTS)
     first = ArrayRecord(textbook_cnn().state_dict())
-    return simulate(strategy, client, first, CLIENTS, rounds, lambda grid: 0.0)[0]
+    return simulate(strategy, client, first, CLIENTS, FLOWER_ROUNDS, lambda grid: 0.0)[0]

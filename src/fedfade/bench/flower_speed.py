@@ -20,6 +20,7 @@ from fedfade.uplink import observation_width, start_round
 SETTINGS = {"preset": "quickstart", "set": "learning.payload_bits=auto run.device=cpu"}
 POLICY = "block-fading-schedule"
 """A local policy, so that it can be decided on either side."""
+EXCHANGE_ROUNDS = 3  # in which exchanges are counted
 SLOT_MESSAGES = 10  # exchanges timed for what one message a slot would cost
 
 
@@ -91,7 +92,7 @@ def simulate(
     return median(after - before for before, after in pairwise(ends[1:])), found[0]
 
 
-def exchanges(rounds: int = 3) -> Figures:
+def exchanges() -> Figures:
     """Exchanges until decisions on the clients repeat, one number a round, by policy. Networks have
     random weights, large enough to react to what is left to send."""
     from fedfade.flower.decisions import Decisions, OneAgent, Seen, decide, play_with_clients
@@ -121,6 +122,8 @@ def exchanges(rounds: int = 3) -> Figures:
         return play_with_clients(policies[0], scenario, round_, keys, start, ask)[1]
 
     return {
-        f"exchanges {name}": " ".join(str(count(name, ps, number)) for number in range(rounds))
+        f"exchanges {name}": " ".join(
+            str(count(name, ps, number)) for number in range(EXCHANGE_ROUNDS)
+        )
         for name, ps in choices.items()
     }

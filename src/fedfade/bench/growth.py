@@ -80,8 +80,8 @@ def federated(stage: Stage, config: Config, seeds: int) -> dict[str, float]:
     return {"federated round": _ms(stage, one_after_another(federation, list(range(seeds))))}
 
 
-Work = Callable[[Stage, Config, int], dict[str, float]]
-ENTERS: dict[Work, tuple[str, ...]] = {
+Cost = Callable[[Stage, Config, int], dict[str, float]]
+ENTERS: dict[Cost, tuple[str, ...]] = {
     fading: tuple(AXES),
     training: tuple(AXES),
     schedule: tuple(AXES),
@@ -93,27 +93,27 @@ ENTERS: dict[Work, tuple[str, ...]] = {
 def costs(stage: Stage, axes: Axes) -> tuple[pd.DataFrame, list[str]]:
     """Every cost at every size; where one cannot be had, a sentence that says why."""
     rows, faults = [], []
-    for work, entering in ENTERS.items():
+    for cost, entering in ENTERS.items():
         with suppress(Exception):  # the first of a kind is slow; a fault comes again below
-            _costs_at.__wrapped__(stage, work, **PAPER)
+            _costs_at.__wrapped__(stage, cost, **PAPER)
         for axis in entering:
             for size in axes[axis]:
                 try:
-                    found = _costs_at(stage, work, **PAPER | {axis: size})
+                    found = _costs_at(stage, cost, **PAPER | {axis: size})
                     rows += [(name, axis, size, ms) for name, ms in found]
                 except Exception as error:  # the other sizes are still wanted
-                    faults.append(f"{work.__name__}, {axis} = {size}, failed: {sentence(error)}")
+                    faults.append(f"{cost.__name__}, {axis} = {size}, failed: {sentence(error)}")
     return pd.DataFrame(rows, columns=["work", "axis", "size", "ms"]), faults
 
 
 @cache
-def _costs_at(stage: Stage, work: Work, **sizes: int) -> list[tuple[str, float]]:
+def _costs_at(stage: Stage, cost: Cost, **sizes: int) -> list[tuple[str, float]]:
     """Names and milliseconds by the sizes of PAPER; measured once."""
     forget()
     changes = [*stage.size("", REDUCED).split(), "qmix.gradients=synthetic"]
     changes += [f"run.precision={stage.precision}", f"learning.clients={sizes['clients']}"]
     changes += [f"radio.subbands={sizes['sub-bands']}", f"radio.slots={sizes['slots']}"]
-    return list(work(stage, load_config("paper", changes), sizes["seeds"]).items())
+    return list(cost(stage, load_config("paper", changes), sizes["seeds"]).items())
 
 
 def measure(

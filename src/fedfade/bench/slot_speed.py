@@ -41,6 +41,9 @@ LINKS = {
 }
 STEPS = 250
 
+SCHEDULED = 250  # slots that `schedule` times
+REPEATS, ROUND_REPEATS, STEP_REPEATS = 5, 3, 9  # of a schedule, of whole rounds, of slot steps
+
 # What `scale` measures.
 CLIENTS = (10, 100, 1000, 10_000)
 SLOTS = 10
@@ -53,18 +56,18 @@ GRAM_BYTES = 2**30  # no more than this for the updates of all clients
 
 
 @one_thread()
-def schedule(slots: int = 250, repeats: int = 5) -> Figures:
+def schedule() -> Figures:
     """Milliseconds a slot at N=10, C=4 for weak to strong clients; ratio to enumeration."""
 
     def ms_per_slot(received: Tensor) -> float:
-        return median_cpu_ms(partial(allocation.max_sum_rate, received, 1.0), repeats) / slots
+        return median_cpu_ms(partial(allocation.max_sum_rate, received, 1.0), REPEATS) / SCHEDULED
 
-    figures: Figures = {"clients": 10, "bands": 4, "slots": slots}
-    times = {snr_db: ms_per_slot(instances(snr_db, 10, 4, slots)) for snr_db in SNRS_DB}
+    figures: Figures = {"clients": 10, "bands": 4, "slots": SCHEDULED}
+    times = {snr_db: ms_per_slot(instances(snr_db, 10, 4, SCHEDULED)) for snr_db in SNRS_DB}
     figures |= {f"ms_per_slot_at_{snr_db:.0f}_db": ms for snr_db, ms in times.items()}
-    small = instances(0.0, 5, 3, slots)
+    small = instances(0.0, 5, 3, SCHEDULED)
     few, exact = small[:25], ms_per_slot(small)
-    enumerated = median_cpu_ms(partial(best_by_enumeration, few), repeats) / len(few)
+    enumerated = median_cpu_ms(partial(best_by_enumeration, few), REPEATS) / len(few)
     found = allocation.sum_rate_nats(few, allocation.max_sum_rate(few, 1.0))
     return {
         **figures,
@@ -104,14 +107,14 @@ def rounds(episodes: int, device: torch.device) -> Figures:
     return figures | slot_steps(episodes, device) | machine()
 
 
-def _slots_per_s(episodes: int, repeats: int = 3) -> Figures:
+def _slots_per_s(episodes: int) -> Figures:
     scenario, alpha, draw = paper_cell(10)
     channel_s = cpu_seconds(partial(draw, episodes))
     played, keys = independent_round(alpha, draw(episodes)), torch.arange(episodes)
     slots_per_s = {}
     for name in allocation.BUILT_IN:
         play = partial(allocation.play_round, allocation.load_policy(name), scenario, played, keys)
-        ms = median_cpu_ms(play, repeats)
+        ms = median_cpu_ms(play, ROUND_REPEATS)
         slots_per_s[f"slots_per_s {name}"] = 1e3 * episodes * scenario.slots / ms
     return {
         "bands": scenario.bands,
@@ -122,11 +125,11 @@ def _slots_per_s(episodes: int, repeats: int = 3) -> Figures:
     }
 
 
-def slot_steps(episodes: int, device: torch.device, repeats: int = 9) -> Figures:
+def slot_steps(episodes: int, device: torch.device) -> Figures:
     """Microseconds of one slot under every link, everybody sending, as training plays it: CPU
     time, or wall time of a recorded step on a GPU. Ratios are to Shannon's."""
     runs = [_slot_step(changes, episodes, device) for changes in LINKS.values()]
-    spent = in_turns(runs, repeats)
+    spent = in_turns(runs, STEP_REPEATS)
     us = [1e6 / STEPS * median(cpu if device.type == "cpu" else wall) for wall, cpu in spent]
     figures: Figures = {"slot_step_device": device.type}
     figures |= {f"slot_step_us {name}": one for name, one in zip(LINKS, us, strict=True)}

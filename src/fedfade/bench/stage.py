@@ -32,12 +32,12 @@ REDUCED = """
 
 
 @dataclass(frozen=True)
-class Figure:
+class Measurement:
     """One measured thing.
 
-    >>> Figure("update", "us", 200.0, floor=50.0).share_of_floor
+    >>> Measurement("update", "us", 200.0, floor=50.0).share_of_floor
     0.25
-    >>> Figure("channel", "1/s", 5.0, wanted=4.0, floor=20.0, more=True).reached
+    >>> Measurement("channel", "1/s", 5.0, wanted=4.0, floor=20.0, more=True).reached
     True
     """
 

@@ -20,7 +20,7 @@ from fedfade.bench.federated_round import one_after_another
 from fedfade.bench.floors import fading_layers, local_layers, products, slot_layers, update_layers
 from fedfade.bench.qmix_speed import EPISODES
 from fedfade.bench.slot_speed import SNRS_DB, instances
-from fedfade.bench.stage import Figure, Stage, forget, sentence, updates
+from fedfade.bench.stage import Measurement, Stage, forget, sentence, updates
 from fedfade.bench.timing import Figures, median_ms, seconds, wall_clock
 from fedfade.config import Config, LearningConfig, Precision
 from fedfade.device import matrix_products
@@ -65,34 +65,36 @@ class Training(NamedTuple):
         return sum(self.calls[part] * floor for part, floor in self.floors.items())
 
 
-def training(stage: Stage) -> Iterable[Figure]:
+def training(stage: Stage) -> Iterable[Measurement]:
     """30,000 episodes and 250,000 updates, projected, and where the time goes."""
     found = measured(stage, 1)
     floor_s = 1e-3 * found.batches * found.floor
     note = "CIFAR-10" if stage.data == "cifar10" else f"data: {Path(stage.data).stem}"
-    yield Figure("training", "s", found.whole_s, stage.size(80, None), floor_s, note=note)
+    yield Measurement("training", "s", found.whole_s, stage.size(80, None), floor_s, note=note)
     in_batch = {part: found.calls.get(part, 1) * ms for part, ms in found.parts.items()}
     in_batch["rest"] = found.batch - sum(in_batch.values())
     for part, ms in in_batch.items():
         name, share = f"  {PARTS.get(part, part)}", f"{100 * ms / found.batch:.0f} % of the time"
         if part in found.floors:
             call_us, floor_us = 1e3 * found.parts[part], 1e3 * found.floors[part]
-            yield Figure(name, "us", call_us, floor=floor_us, note=share)
+            yield Measurement(name, "us", call_us, floor=floor_us, note=share)
         else:
-            yield Figure(name, "ms", ms, note=share)
-    yield Figure("  a new federated task", "ms", found.task, note="every 100 rounds")
+            yield Measurement(name, "ms", ms, note=share)
+    yield Measurement("  a new federated task", "ms", found.task, note="every 100 rounds")
     start_s = 1e-3 * found.start
-    yield Figure("  compiling and recording", "s", start_s, note="once, not in the sum")
+    yield Measurement("  compiling and recording", "s", start_s, note="once, not in the sum")
 
 
-def five_seeds(stage: Stage) -> Iterable[Figure]:
+def five_seeds(stage: Stage) -> Iterable[Measurement]:
     """Several trainings in one program against one."""
     seeds = stage.size(5, 2)
     one, many = measured(stage, 1), measured(stage, seeds)
     ratio, floor, note = many.whole_s / one.whole_s, many.floor / one.floor, f"{many.whole_s:.3g} s"
-    yield Figure(f"{seeds} seeds against 1", "x", ratio, stage.size(1.9, None), floor, note=note)
+    yield Measurement(
+        f"{seeds} seeds against 1", "x", ratio, stage.size(1.9, None), floor, note=note
+    )
     for part in ("slot", "update", "local", "fading", "layout"):
-        yield Figure(f"  {part}", "x", many.parts[part] / max(1e-9, one.parts[part]))
+        yield Measurement(f"  {part}", "x", many.parts[part] / max(1e-9, one.parts[part]))
 
 
 @cache
@@ -163,7 +165,7 @@ def _parts(stage: Stage, trainer: Trainer) -> dict[str, float]:
     }
 
 
-def rounds(stage: Stage) -> Iterable[Figure]:
+def rounds(stage: Stage) -> Iterable[Measurement]:
     """Federated rounds of several sizes and precisions."""
     learning, usual = stage.config().learning, stage.precision
     wanted: dict[Precision, float] = {"fp32": 5.0, "tf32": 4.0, "bf16": 3.5}
@@ -177,7 +179,7 @@ def rounds(stage: Stage) -> Iterable[Figure]:
 
 def _round(
     stage: Stage, learning: LearningConfig, precision: Precision, wanted: float, repeats: int = 0
-) -> Figure:
+) -> Measurement:
     forget()
     federation = Federation(learning, stage.dataset, device=stage.device, precision=precision)
     steps = federation.mini_batches([0], 0).shape[2]
@@ -188,10 +190,10 @@ def _round(
         floor = steps * stage.milliseconds(products(layers, stage.device, dtype), 5, calls=3)
     work = f"{learning.local_work} {learning.local_unit}s"
     name = f"round, {learning.clients} x {work}, {precision}"
-    return Figure(name, "ms", spent, stage.size(wanted, None), floor)
+    return Measurement(name, "ms", spent, stage.size(wanted, None), floor)
 
 
-def channel(stage: Stage) -> Iterable[Figure]:
+def channel(stage: Stage) -> Iterable[Measurement]:
     """Client-rounds of clustered fading a second."""
     config, device = stage.config(), stage.device
     clients, numbers, episodes = config.learning.clients, range(stage.size(50, 2)), range(20)
@@ -206,10 +208,12 @@ def channel(stage: Stage) -> Iterable[Figure]:
         bare = products(fading_layers(config.radio, block), device)
         floor = 1e3 * block / stage.milliseconds(bare)
     wanted, note = stage.size(200_000, None), "floor: its matrix product, fp32"
-    yield Figure("clustered channel", "client-rounds/s", rate, wanted, floor, more=True, note=note)
+    yield Measurement(
+        "clustered channel", "client-rounds/s", rate, wanted, floor, more=True, note=note
+    )
 
 
-def schedule(stage: Stage) -> Iterable[Figure]:
+def schedule(stage: Stage) -> Iterable[Measurement]:
     """Slots of exact max sum rate a second; a search, so there is no floor."""
     config, slots = stage.config(), stage.size(10_000, 30)
     clients, bands = config.learning.clients, config.radio.subbands
@@ -217,10 +221,10 @@ def schedule(stage: Stage) -> Iterable[Figure]:
         received = instances(snr_db, clients, bands, slots, stage.device)
         rate = 1e3 * slots / stage.milliseconds(partial(max_sum_rate, received, 1.0), repeats=3)
         name, note = f"max sum rate, {snr_db:.0f} dB", f"N={clients}, C={bands}"
-        yield Figure(name, "slots/s", rate, stage.size(100_000, None), more=True, note=note)
+        yield Measurement(name, "slots/s", rate, stage.size(100_000, None), more=True, note=note)
 
 
-def grid(stage: Stage) -> Iterable[Figure]:
+def grid(stage: Stage) -> Iterable[Measurement]:
     """Nine cells x five policies x 5 seeds x 100 rounds, projected from a few rounds of all."""
     comparisons = _cells(stage)
     together, rounds = SideBySide(comparisons), comparisons[0].config.run.rounds
@@ -236,7 +240,7 @@ def grid(stage: Stage) -> Iterable[Figure]:
     ahead = min(group.rounds_ahead for _, group in together.groups)
     whole_s = rounds * round_s + math.ceil(rounds / ahead) * max(0.0, first_s - round_s)
     note = f"{round_s:.3g} s a round, {first_s:.3g} s to play {ahead} ahead"
-    yield Figure("accuracy grid", "min", whole_s / 60, stage.size(10, None), note=note)
+    yield Measurement("accuracy grid", "min", whole_s / 60, stage.size(10, None), note=note)
 
 
 def _cells(stage: Stage) -> list[Comparison]:
@@ -261,7 +265,7 @@ def _cells(stage: Stage) -> list[Comparison]:
     return cells
 
 
-FIGURES: dict[str, Callable[[Stage], Iterable[Figure]]] = {
+FIGURES: dict[str, Callable[[Stage], Iterable[Measurement]]] = {
     "training": training,
     "seeds": five_seeds,
     "round": rounds,

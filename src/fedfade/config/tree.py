@@ -312,7 +312,7 @@ class LearningConfig(_Branch):
     weighting: Literal["equal", "samples"] = _is(
         "equal", "weights of the average: equal (paper: 1/N) or by sample count"
     )
-    # float64 counts single bits up to 2^53, 9e15 (uplink/slot.py).
+    # float64 counts single bits up to 2^53, 9e15 (uplink/scenario.py).
     payload_bits: Annotated[float, Field(ge=1e-6, le=9e15)] | Literal["auto"] = _is(
         9_932_960, "bits a client must deliver (paper: S); auto: what the codec sends"
     )

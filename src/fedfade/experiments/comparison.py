@@ -84,7 +84,7 @@ class Comparison:
     def __init__(
         self, config: Config, device: torch.device, federation: Federation | None = None
     ) -> None:
-        """`federation`: what others have made already."""
+        """`federation`: one already made, to share."""
         self.config, self.device = config, device
         self.names = names = compared_names(config)  # with rows in the metrics
         sending = [name for name in names if name not in (PERFECT, GENIE)]

@@ -52,17 +52,13 @@ def gap(rows: Sequence[Row], upper: str, lower: str, field: str) -> Gap:
     return Gap(float(found.mean()), float(error))
 
 
-def level_with_best(rows: Sequence[Row]) -> list[str]:
-    """The sending policies whose final accuracy no other beats beyond noise, best first.
+def _behind_best(rows: Sequence[Row], lines: Sequence[Summary]) -> dict[str, Gap]:
+    """The sending policies whose final accuracy no other beats beyond noise, and how far each is
+    below the highest mean.
 
     Policies that starve are not among them: what their models can do is chance, and where all
     starve there is no best. One seed shows no noise, so there level means equal.
     """
-    return list(_behind_best(rows, summaries(rows)))
-
-
-def _behind_best(rows: Sequence[Row], lines: Sequence[Summary]) -> dict[str, Gap]:
-    """How far each of them is below the highest mean of final accuracies."""
     fed = [line.policy for line in lines if line.policy != PERFECT and not _starves(line)]
     final = {policy: series(rows, policy, "accuracy")[:, -1].mean() for policy in fed}
     order = sorted(fed, key=lambda policy: -final[policy])

@@ -24,8 +24,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedfade.config import Config, load_config, parse_yaml
 from fedfade.errors import UserError, not_allowed
 from fedfade.experiments.run_folder import decisive, in_words, mark
-from fedfade.experiments.sweep_commands import Line, SweepCommand
-from fedfade.experiments.workers import Resources, Share, Task
+from fedfade.experiments.sweep_commands import SweepCommand, TableLine
+from fedfade.experiments.workers import OnShare, Resources, Task
 from fedfade.seams import SWEEP_COMMANDS
 from fedfade.shown import cell
 from fedfade.storage import folder_lock, make_folder, read_bytes, write_text
@@ -138,7 +138,7 @@ def point_name(command: str, varied: dict[str, Any], seed: int, config: Config) 
 
 # --- running -----------------------------------------------------------------------------------
 
-Compute = Callable[[Sequence[Task], Share], Iterable[tuple[Task, str | None]]]
+Compute = Callable[[Sequence[Task], OnShare], Iterable[tuple[Task, str | None]]]
 """Tasks to finished tasks, each with its failure or None."""
 
 
@@ -202,7 +202,7 @@ def run_sweep(
         return failures
 
 
-def _finished_lines(command: SweepCommand, point: SweepPoint, out: Path) -> list[Line] | None:
+def _finished_lines(command: SweepCommand, point: SweepPoint, out: Path) -> list[TableLine] | None:
     """What a point adds to the table; None if it needs work, and a damaged folder does."""
     try:
         return command.lines(point.config, out / "points" / point.name)
@@ -213,13 +213,13 @@ def _finished_lines(command: SweepCommand, point: SweepPoint, out: Path) -> list
 def sweep_table(sweep: Sweep, out: Path, failures: Mapping[str, str]) -> pd.DataFrame:
     """Every point of the sweep: its results, or why there are none."""
     command: SweepCommand = SWEEP_COMMANDS.make(sweep.asked.command)
-    lines: list[Line] = []
+    lines: list[TableLine] = []
     for point in sweep.points:
         varied = {
             name: json.dumps(value, default=str) if isinstance(value, (list, dict)) else value
             for name, value in point.varied.items()
         }
-        head: Line = {"point": point.name, **varied, "seed": point.seed}
+        head: TableLine = {"point": point.name, **varied, "seed": point.seed}
         results = _finished_lines(command, point, out)
         if results is not None:
             lines += [head | {"status": "done"} | result for result in results]

@@ -16,10 +16,10 @@ from fedfade.experiments.findings import summaries
 from fedfade.experiments.run_folder import RunFolder, check_inputs
 from fedfade.experiments.side_by_side import compare_many
 
-Tell = Callable[[int, int], None]
+OnSteps = Callable[[int, int], None]
 """Told how many steps of how many are done."""
 
-Line = dict[str, object]
+TableLine = dict[str, object]
 
 
 class SweepCommand(Protocol):
@@ -27,10 +27,10 @@ class SweepCommand(Protocol):
 
     marker: str  # the file that says that a folder is whole
 
-    def run(self, config: Config, folder: Path, tell: Tell) -> None:
+    def run(self, config: Config, folder: Path, tell: OnSteps) -> None:
         """Run to the end, or continue what stopped."""
 
-    def lines(self, config: Config, folder: Path) -> list[Line] | None:
+    def lines(self, config: Config, folder: Path) -> list[TableLine] | None:
         """What a folder adds to the table; None if it is not finished."""
 
 
@@ -39,11 +39,11 @@ class Compare:
 
     marker = "run.json"
 
-    def run(self, config: Config, folder: Path, tell: Tell) -> None:
+    def run(self, config: Config, folder: Path, tell: OnSteps) -> None:
         total, device = config.run.rounds, pick_device(config.run.device)
         compare_many([config], [folder], device, lambda done, doing: tell(done, total))
 
-    def lines(self, config: Config, folder: Path) -> list[Line] | None:
+    def lines(self, config: Config, folder: Path) -> list[TableLine] | None:
         """Final accuracy and what the uplink did, if the run was made from what is there now."""
         place = RunFolder(folder, config, pick_device("cpu"))
         if not place.finished:
@@ -58,11 +58,11 @@ class Train:
 
     marker = "checkpoint.json"
 
-    def run(self, config: Config, folder: Path, tell: Tell) -> None:
+    def run(self, config: Config, folder: Path, tell: OnSteps) -> None:
         total = config.qmix.episodes
         train(config, folder, lambda trainer, runs: tell(min(runs[0].episodes, total), total))
 
-    def lines(self, config: Config, folder: Path) -> list[Line] | None:
+    def lines(self, config: Config, folder: Path) -> list[TableLine] | None:
         """Means over the last twentieth of the training, if the checkpoint has all episodes."""
         if not is_trained(config, folder):
             return None
@@ -70,7 +70,7 @@ class Train:
         curve = saved_curve(folder)
         last = curve[-max(1, len(curve) // 20) :]
         tested = [report.accuracy for report in curve if not math.isnan(report.accuracy)]
-        line: Line = {
+        line: TableLine = {
             "policy": "qmix",
             "accuracy": tested[-1] if tested else math.nan,
             "uploads": sum(report.uploads for report in last) / len(last),

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedfade import __version__
 from fedfade.config import Config, config_from_tree
 from fedfade.errors import UserError
-from fedfade.experiments.sweep_commands import Tell
+from fedfade.experiments.sweep_commands import OnSteps
 from fedfade.seams import SWEEP_COMMANDS
 from fedfade.storage import InUse, make_folder, staying, writing
 
@@ -51,7 +51,7 @@ class Resources(BaseModel):
     custom: dict[str, float] = Field({}, description="Ray: other resources of the cluster")
 
 
-Share = Callable[[str, float], None]
+OnShare = Callable[[str, float], None]
 """Told a running task's name and which part of it is done."""
 
 
@@ -80,7 +80,7 @@ class _Worker:
             self._input.write(json.dumps(job).encode() + b"\n")
             self._input.flush()
 
-    def listen(self, share: Share) -> int | None:
+    def listen(self, share: OnShare) -> int | None:
         """Pass on the last part that was reported; returns the exit code once there is one."""
         code = self._process.poll()
         if said := (self._output.read() or b"").split():
@@ -113,7 +113,7 @@ class _Worker:
 
 
 def on_this_machine(
-    tasks: Sequence[Task], share: Share, workers: int, resources: Resources, retries: int
+    tasks: Sequence[Task], share: OnShare, workers: int, resources: Resources, retries: int
 ) -> Iterator[tuple[Task, str | None]]:
     """At most `workers` tasks at a time, each in a process of its own."""
     waiting = deque((task, 1) for task in tasks)
@@ -174,7 +174,7 @@ def main() -> None:
         sys.exit(130)
 
 
-def _run(command: str, tree: object, folder: Path, threads: int, tell: Tell) -> None:
+def _run(command: str, tree: object, folder: Path, threads: int, tell: OnSteps) -> None:
     torch.set_num_threads(threads)
     SWEEP_COMMANDS.make(command).run(config_from_tree(tree), folder, tell)
 
@@ -184,7 +184,7 @@ def _run(command: str, tree: object, folder: Path, threads: int, tell: Tell) -> 
 
 def on_ray(
     tasks: Sequence[Task],
-    share: Share,
+    share: OnShare,
     address: str,
     resources: Resources,
     retries: int,

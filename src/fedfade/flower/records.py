@@ -18,7 +18,7 @@ from torch import Tensor
 from fedfade.config import Config, config_from_tree
 from fedfade.errors import UserError
 from fedfade.flower.decisions import Decisions, Seen
-from fedfade.learning import Payload, listed
+from fedfade.learning import Payload, plain_payload
 from fedfade.uplink import Scenario
 
 T = TypeVar("T")
@@ -106,7 +106,10 @@ def entry(record: ConfigRecord, name: str, kind: type[T]) -> T:
 def question_content(config: Config, payload: Payload, seen: Seen) -> RecordDict:
     """A message to one client."""
     tensors = {f.name: getattr(seen, f.name) for f in fields(Seen) if f.name != "client"}
-    question = {"config": config.model_dump_json(), "payload-bits": json.dumps(listed(payload))}
+    question = {
+        "config": config.model_dump_json(),
+        "payload-bits": json.dumps(plain_payload(payload)),
+    }
     record = ConfigRecord(question | {PARTITION: seen.client})
     return RecordDict({QUESTION: record, SEEN: pack(tensors)})
 

@@ -18,4 +18,4 @@ from fedfade.learning.round import (
     send,
 )
 from fedfade.learning.server_rules import ServerRule
-from fedfade.learning.wire import Encoded, Payload, Wire, codec_keys, listed, payload_bits
+from fedfade.learning.wire import Encoded, Payload, Wire, codec_keys, payload_bits, plain_payload

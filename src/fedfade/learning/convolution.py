@@ -21,7 +21,7 @@ _PROCESSORS = 132  # of a large GPU
 _WORTH_IT = 8  # steps of such a sum that a block takes at least
 
 
-Work = Literal["images", "kernel"]
+Product = Literal["images", "kernel"]
 """The product with images, or the gradient of its kernel."""
 
 
@@ -64,7 +64,7 @@ class Blocks(NamedTuple):
     stages: int  # steps on their way at once
 
 
-def blocks(work: Work, channels: int, out: int, dtype: torch.dtype, products: str) -> Blocks:
+def blocks(work: Product, channels: int, out: int, dtype: torch.dtype, products: str) -> Blocks:
     """For the product with images of so many channels, or for the gradient of its kernel. Found
     by trying on an H200.
 
@@ -107,7 +107,7 @@ def splits(clients: int, tiles: int, steps: int, dtype: torch.dtype) -> int:
     return max(1, min(-(-launched // (clients * tiles)), steps // _WORTH_IT))
 
 
-def products(work: Work) -> str:
+def products(work: Product) -> str:
     """How the kernels are to multiply float32 numbers. Three products of TensorFloat-32 for one,
     of numbers and of what rounding left of them, add up to float32's accuracy sooner than it does
     itself; but not where numbers have to be turned around."""

@@ -34,7 +34,7 @@ _SUMS = "SHA256SUMS"
 _SUM_LINE = re.compile(r"^([0-9a-fA-F]{64}) [ *](.+?)\s*$", re.MULTILINE)
 
 Arrays = dict[str, NDArray[np.uint8]]
-Tell = Callable[[int, int], None]  # told the bytes so far and in all, or 0 if nobody knows
+OnBytes = Callable[[int, int], None]  # told the bytes so far and in all, or 0 if nobody knows
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Source:
 
 
 def fetch_cifar10(
-    folder: Path, source: Source | None = None, tell: Tell = lambda done, total: None
+    folder: Path, source: Source | None = None, tell: OnBytes = lambda done, total: None
 ) -> Path:
     """The folder with CIFAR-10: as found, or downloaded into `folder`/cifar10.
 
@@ -88,7 +88,7 @@ def _check_sums(folder: Path) -> None:
             raise UserError(f"{str(file)!r} has SHA-256 {digest}: it must be {needed}.")
 
 
-def _download(source: Source, tell: Tell) -> dict[str, Arrays]:
+def _download(source: Source, tell: OnBytes) -> dict[str, Arrays]:
     """The six files of an archive that passed its checksum."""
     md5, done = hashlib.md5(usedforsecurity=False), 0
     with tempfile.TemporaryFile() as archive:

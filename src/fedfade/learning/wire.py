@@ -178,7 +178,7 @@ def codec_keys(
     return keys.to(device, non_blocking=True)
 
 
-def listed(payload: Payload) -> float | list[float]:
+def plain_payload(payload: Payload) -> float | list[float]:
     """As plain data."""
     return payload.tolist() if isinstance(payload, Tensor) else payload
 

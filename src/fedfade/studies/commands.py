@@ -97,7 +97,7 @@ def reproduce(
     grid = {"epoch_rounds": epoch_rounds, "reading_trainings": trainings}
     options.tell_idle(preset, load_config(preset, given))
     with options.running("%", 100, f"the same command continues in {folder}") as tell:
-        work = paper.Work(lambda share, doing: tell(100 * share, doing))
+        work = paper.WorkDone(lambda share, doing: tell(100 * share, doing))
         chat = (lambda line: None) if options.watched() else say  # who sees a bar needs no lines
         asked = paper.Asked(preset, tuple(given))
         setting = paper.checked_setting(folder, base, scale, grid, say, search, chat, work, asked)

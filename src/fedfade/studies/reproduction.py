@@ -47,6 +47,7 @@ from fedfade.studies.levers import plan as levers_plan
 from fedfade.studies.levers import runs as levers_runs
 from fedfade.studies.paper import claims, readings, regimes
 from fedfade.studies.paper import questions as q
+from fedfade.studies.paper.accuracy import compute_accuracy, compute_epochs, draw_accuracy
 from fedfade.studies.paper.plan import load_plan
 from fedfade.studies.paper.setting import (
     BOUND_ROUND,
@@ -171,8 +172,8 @@ _EPOCHS = "The centre cell with local epochs"
 PAPER = {
     "partition": PaperPart("Who owns which classes", q.compute_partition, q.draw_partition),
     "reward": PaperPart("Reward while training", q.compute_reward, q.draw_reward),
-    "accuracy": PaperPart("Test accuracy in nine cells", q.compute_accuracy, q.draw_accuracy),
-    "epochs": PaperPart(_EPOCHS, q.compute_epochs, partial(q.draw_accuracy, part="epochs")),
+    "accuracy": PaperPart("Test accuracy in nine cells", compute_accuracy, draw_accuracy),
+    "epochs": PaperPart(_EPOCHS, compute_epochs, partial(draw_accuracy, part="epochs")),
     "ablation": PaperPart("Hidden observations", q.compute_ablation, q.draw_ablation),
     "bound": PaperPart("The bound's second term", q.compute_bound, q.draw_bound),
     "regimes": PaperPart("Who wins where", regimes.compute, regimes.draw),

@@ -23,25 +23,24 @@ from fedfade.uplink.parallel import env, parallel_env, uplink_config
 from fedfade.uplink.parts import Part, load_part
 from fedfade.uplink.reward import normalised_inner, round_reward, slot_reward
 from fedfade.uplink.rounds import ManyRounds, Rounds, layout_seeds
+from fedfade.uplink.scenario import RewardWeights, Scenario, scenario_from_config
 from fedfade.uplink.slot import (
     Action,
     Air,
     Progress,
-    RewardWeights,
     Round,
-    Scenario,
     SlotAir,
     arrived,
     as_announced,
     decode_action,
     draw_chance,
+    encode_action,
     hop,
     is_over,
     mean_snr,
     noise_rise_db,
     plain_round,
     play_slot,
-    scenario_from_config,
     slot_air,
     start_round,
 )

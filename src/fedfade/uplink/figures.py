@@ -13,7 +13,7 @@ from fedfade.config import Config, changed
 from fedfade.shown import drawn
 from fedfade.style import label, legend_below, panels, shade
 from fedfade.uplink.plan import planned_rate
-from fedfade.uplink.slot import Scenario, scenario_from_config
+from fedfade.uplink.scenario import Scenario, scenario_from_config
 
 _COLOURS = (shade(9), shade(0), shade(1))
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fedfade.uplink import parts
-from fedfade.uplink.slot import Progress, Round, Scenario, by_logical_band
+from fedfade.uplink.scenario import Scenario
+from fedfade.uplink.slot import Progress, Round, by_logical_band
 
 
 class StaticObservation(NamedTuple):

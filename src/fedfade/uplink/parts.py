@@ -23,7 +23,8 @@ from fedfade.uplink.plan import (
     service_order,
     timetable,
 )
-from fedfade.uplink.slot import Round, Scenario, mean_snr
+from fedfade.uplink.scenario import Scenario
+from fedfade.uplink.slot import Round, mean_snr
 
 # Centre and scale of each quantity in the units named.
 SNR_CENTRE_DB, SNR_SCALE_DB = 15.0, 15.0

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedfade.graphs import unfused
 from fedfade.uplink.expected import look_up
-from fedfade.uplink.slot import Scenario
+from fedfade.uplink.scenario import Scenario
 
 
 def _shannon(ratio: Tensor) -> Tensor:

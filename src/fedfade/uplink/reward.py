@@ -13,7 +13,8 @@ absent|^2 counts in place of the above, from its value before the first slot on.
 import torch
 from torch import Tensor
 
-from fedfade.uplink.slot import Progress, Scenario, SlotResult, arrived
+from fedfade.uplink.scenario import Scenario
+from fedfade.uplink.slot import Progress, SlotResult, arrived
 
 
 def normalised_inner(inner: Tensor) -> Tensor:

@@ -17,21 +17,14 @@ from fedfade.radio import Cell, Channel, OtherCells, Trajectory, db_to_linear
 from fedfade.randomness import fold, stream, streams, uniform
 from fedfade.uplink.cost import ready_slots
 from fedfade.uplink.gradients import GradientSource, gradient_source
-from fedfade.uplink.slot import (
-    RewardWeights,
-    Round,
-    Scenario,
-    as_announced,
-    draw_chance,
-    plain_round,
-    scenario_from_config,
-)
+from fedfade.uplink.scenario import RewardWeights, Scenario, scenario_from_config
+from fedfade.uplink.slot import Round, as_announced, draw_chance, plain_round
 
 _AHEAD = 4000
 """Client-rounds of fading drawn ahead on CUDA, where a few cost as much as many."""
 
 
-Drawn = tuple[Tensor, Tensor, Tensor]
+DrawnChannel = tuple[Tensor, Tensor, Tensor]
 """Fading, its directions and other cells' levels."""
 
 
@@ -71,7 +64,7 @@ class Rounds:
         self._at_once = 1 if self.device.type == "cpu" else max(1, _AHEAD // whole)  # rounds
         self._cycle = self._round = -1
         self._trajectory: Trajectory | None = None
-        self._ahead: dict[tuple[int, int, int], Drawn] = {}
+        self._ahead: dict[tuple[int, int, int], DrawnChannel] = {}
         self._inner: Tensor | None = None  # [task, client, client]
 
     def place(self, batch: int) -> tuple[int, int, int]:
@@ -132,7 +125,7 @@ class Rounds:
         keys = streams(seeds, "link", number, device=self.device)
         return draw_chance(self.scenario, fold(keys[:, None], episodes).flatten())
 
-    def _drawn(self, batch: int) -> Drawn:
+    def _drawn(self, batch: int) -> DrawnChannel:
         """What a batch of episodes is played on, fresh for every one unless it is to repeat."""
         cycle, number, part = self.place(batch)
         if self.config.run.repeat_fading:
@@ -150,7 +143,7 @@ class Rounds:
             self._ahead |= {(cycle, n, part): x for n, x in zip(rounds, by_round, strict=True)}
         return self._ahead.pop((cycle, number, part))
 
-    def _draw(self, rounds: Sequence[int], episodes: Sequence[int]) -> Drawn:
+    def _draw(self, rounds: Sequence[int], episodes: Sequence[int]) -> DrawnChannel:
         """Fading, directions and other cells' levels: [task, round, episode, ...]."""
         assert self._trajectory is not None
         small = self._channel.small_scale(self._fades, rounds, episodes, self._trajectory)

@@ -1,161 +1,17 @@
-"""The uplink of a cell and one slot of it, as a pure function.
+"""One slot of the uplink of a cell, as a pure function, and the round it belongs to.
 
 The same step serves comparison, training, PettingZoo and Flower: given what is left to send,
 the gains of this slot and everybody's action, it says what is left afterwards.
 """
 
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedfade.config import Config
-from fedfade.learning import Payload
-from fedfade.radio import (
-    LoadedLink,
-    db_to_linear,
-    dbm_to_w,
-    delivered_bits,
-    load_link,
-    noise_w,
-    sinr,
-)
+from fedfade.radio import db_to_linear, delivered_bits, sinr
 from fedfade.randomness import uniform
-from fedfade.uplink.expected import rate_table
-
-_SINGLE_BITS = 2**24
-"""float32 tells one bit from the next up to here. Of a larger payload it would lose bits slot by
-slot (0.2 % of 1e10, 12 % of 1e12), so what is left of one is counted in float64."""
-
-
-class RewardWeights(NamedTuple):
-    """Weights of the slot reward, as `allocation.reward` has them: numbers, or [episode]."""
-
-    convergence: float | Tensor
-    rate: float | Tensor
-    delivered: float | Tensor
-    deviation: float | Tensor
-    finished: float | Tensor
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """Everything about the uplink that no slot and no round changes."""
-
-    clients: int
-    bands: int
-    slots: int
-    rounds: int
-    payload_bits: Payload
-    count_partial: bool  # what arrived of an unfinished upload counts
-    bandwidth_hz: float
-    slot_s: float
-    noise_w: float
-    link: LoadedLink  # what gets through of a slot
-    link_delay_slots: int  # age of the air it adapts to
-    rate_table: Tensor | None  # what a link that adapts is expected to carry (`expected.py`)
-    power_w: Tensor  # [level] transmit power; exactly 0 for the silent level
-    full_power_w: float  # the strongest level
-    full_level: int
-    silent_level: int
-    antennas: int  # of the base station; fading is what all gather, so its mean is their number
-    receiver: str  # how several are combined
-    other_cells: bool  # clients of other cells are heard
-    fading_shape: float  # of the gamma distribution nearest to a sub-band's fading
-    reward: RewardWeights
-    observe: tuple[str, ...]
-    hide: tuple[str, ...]
-    csi_delay_slots: int  # age of the fading others announce
-    hold_slots: int  # an agent decides in slots 0, hold_slots, 2 hold_slots, ...
-    hop_subbands: bool  # the sub-bands agents see and choose are logical
-    binary_power: bool  # agents send at full power or not at all
-    ranked_state: bool  # clients stand in the state by rank instead of by number
-    quorum: tuple[int, int]  # uploads that end a round before its first slot, and after its last
-    remembers: bool  # the server takes the last update of those who do not deliver
-
-    counted_in: torch.dtype = field(init=False)  # what is left of a payload
-
-    def __post_init__(self) -> None:
-        large = bool((torch.as_tensor(self.payload_bits) > _SINGLE_BITS).any())
-        object.__setattr__(self, "counted_in", torch.float64 if large else torch.float32)
-
-    @property
-    def levels(self) -> int:
-        return self.power_w.numel()
-
-    @property
-    def actions(self) -> int:
-        """Choices an agent has: sub-band times power level (paper: section IV-C); a sub-band at
-        full power, or silence, where power is binary."""
-        return self.bands + 1 if self.binary_power else self.bands * self.levels
-
-    @property
-    def decisions(self) -> int:
-        """Times an agent decides in a round; the last decision may be held for fewer slots."""
-        return -(-self.slots // self.hold_slots)
-
-    @property
-    def mean_payload_bits(self) -> Payload:
-        """Over clients, where they differ."""
-        bits = self.payload_bits
-        return bits.mean() if isinstance(bits, Tensor) else bits
-
-    @property
-    def device(self) -> torch.device:
-        return self.power_w.device
-
-
-def scenario_from_config(
-    config: Config, payload_bits: Payload, device: torch.device | str = "cpu"
-) -> Scenario:
-    """The scenario a config describes; `payload_bits` because `auto` depends on the model."""
-    radio, allocation = config.radio, config.allocation
-    assert radio.silent_level is not None  # the config's own check
-    # Rays of one cluster reach all antennas: four of the clustered channel's fade like two
-    # (docs/explanation/channel.md). Those of other sources are independent.
-    alike = 0.5 if radio.source == "clustered" else 1.0
-    link = load_link(radio, device)
-    return Scenario(
-        clients=config.learning.clients,
-        bands=radio.subbands,
-        slots=radio.slots,
-        rounds=config.run.rounds,
-        payload_bits=payload_bits.to(device) if isinstance(payload_bits, Tensor) else payload_bits,
-        count_partial=config.learning.count_partial,
-        bandwidth_hz=radio.bandwidth_hz,
-        slot_s=radio.slot_s,
-        noise_w=noise_w(radio),
-        link=link,
-        link_delay_slots=radio.link_delay_slots,
-        rate_table=rate_table(config).to(device) if link.adapts else None,
-        power_w=dbm_to_w(torch.tensor(radio.power_levels_dbm, device=device)),
-        full_power_w=float(dbm_to_w(radio.power_levels_dbm[radio.full_level])),
-        full_level=radio.full_level,
-        silent_level=radio.silent_level,
-        antennas=radio.receive_antennas,
-        receiver=radio.receiver,
-        other_cells=config.cell.interference_cells > 0,
-        fading_shape=radio.fading_shape * radio.receive_antennas**alike,
-        reward=RewardWeights(**allocation.reward.model_dump()),
-        observe=tuple(allocation.observe),
-        hide=tuple(allocation.hide),
-        csi_delay_slots=allocation.csi_delay_slots,
-        hold_slots=config.qmix.hold_slots,
-        hop_subbands=config.qmix.hop_subbands,
-        binary_power=config.qmix.power == "binary",
-        ranked_state=config.qmix.state == "order",
-        quorum=_quorum(config),
-        remembers=config.learning.remembers,
-    )
-
-
-def _quorum(config: Config) -> tuple[int, int]:
-    """As `run.deadline` says."""
-    first = last = config.learning.clients
-    if config.run.deadline != "fixed":
-        last = config.run.deadline_clients
-    return (last if config.run.deadline == "wait-for-k" else first), last
+from fedfade.uplink.scenario import Scenario
 
 
 class Round(NamedTuple):
@@ -220,8 +76,8 @@ def as_announced(round_: Round, off_db: Tensor) -> Round:
 
 
 def draw_chance(scenario: Scenario, keys: Tensor) -> Tensor:
-    """Numbers the link draws who gets through by, [episode, slot, client], none if it does not
-    draw; `keys` [episode] seed them."""
+    """Uniform numbers by which the link decides who gets through: [episode, slot, client], none if
+    it does not draw. `keys` [episode] seed them."""
     return uniform(keys, (scenario.slots if scenario.link.draws else 0, scenario.clients))
 
 
@@ -239,6 +95,7 @@ def decode_action(scenario: Scenario, choice: Tensor, slot: int | Tensor = 0) ->
     Given the slot, the sub-band is the physical one (`hop`).
 
     >>> from fedfade.config import load_config
+    >>> from fedfade.uplink import scenario_from_config
     >>> decode_action(scenario_from_config(load_config("paper"), 1.0), torch.tensor([0, 7, 15]))
     Action(band=tensor([0, 1, 3]), level=tensor([0, 3, 3]))
     """
@@ -249,6 +106,17 @@ def decode_action(scenario: Scenario, choice: Tensor, slot: int | Tensor = 0) ->
         band = torch.div(choice, scenario.levels, rounding_mode="floor")
         level = choice - band * scenario.levels
     return hop(scenario, Action(band, level), slot)
+
+
+def encode_action(scenario: Scenario, action: Action, slot: int | Tensor = 0) -> Tensor:
+    """The reverse of `decode_action`: the number of every client's action as it is sent in a slot,
+    [episode, client]."""
+    band, level = action
+    if scenario.hop_subbands:
+        band = (band - slot) % scenario.bands
+    if scenario.binary_power:
+        return torch.where(level == scenario.silent_level, scenario.bands, band)
+    return band * scenario.levels + level
 
 
 def hop(scenario: Scenario, action: Action, slot: int | Tensor) -> Action:

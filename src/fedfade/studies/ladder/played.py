@@ -17,7 +17,7 @@ from fedfade.device import one_thread, pick_device
 from fedfade.errors import UserError
 from fedfade.experiments import Uplink, compare_many
 from fedfade.experiments.run_folder import mark
-from fedfade.learning import listed, payload_bits
+from fedfade.learning import payload_bits, plain_payload
 from fedfade.radio import gain_statistics
 from fedfade.studies.frames import Bar, StudyRun, kept, labelled, matching
 from fedfade.studies.ladder.rungs import FIRST_SEED, OWN, Agents, Ladder, LadderCell, as_trained
@@ -76,7 +76,7 @@ def file_name(cell: LadderCell, name: str, content: Sequence[str]) -> str:
     for field in ("device", "checkpoint_s", "precision", "evaluate_every", "train_absent"):
         del tree["run"][field]
     learning = cell.config.learning
-    bits = listed(payload_bits(learning))
+    bits = plain_payload(payload_bits(learning))
     digest = mark(tree, cell.rounds, learning.clients, bits, name, list(content))
     words = re.sub(r"[^A-Za-z0-9.+_-]+", "-", f"{cell.name} {cell.speed_mps:g} {name}".strip())
     return f"{words}-{digest}"

@@ -11,6 +11,6 @@ from fedfade.studies.paper.setting import (
     Grid,
     Search,
     Setting,
-    Work,
+    WorkDone,
     checked_setting,
 )

@@ -23,7 +23,7 @@ from fedfade.config import Config, changed
 from fedfade.device import one_thread, pick_device
 from fedfade.experiments.run_folder import mark
 from fedfade.experiments.uploads import Uplink
-from fedfade.learning import Payload, listed, payload_bits
+from fedfade.learning import Payload, payload_bits, plain_payload
 from fedfade.studies.frames import Drawn, final_table, kept, markdown, means
 from fedfade.studies.noise import beyond, paired
 from fedfade.studies.paper import charts
@@ -102,7 +102,7 @@ def _mark(setting: Setting, configs: Sequence[Config], bits: Payload) -> str:
     for tree in trees:
         del tree["run"]["device"], tree["run"]["checkpoint_s"], tree["run"]["train_absent"]
     # A number is part of what agents are trained for, so their digests stand for it.
-    counted = [listed(bits)] if setting.base.learning.payload_bits == "auto" else []
+    counted = [plain_payload(bits)] if setting.base.learning.payload_bits == "auto" else []
     agents = [*map(agents_mark, agent_folders(setting))]
     return mark(trees, agents, "on every seed", setting.plus, PLAYED, *counted)
 

@@ -130,10 +130,10 @@ class Asked(NamedTuple):
 THE_PAPER = Asked()
 
 
-class Work:
+class WorkDone:
     """What is done of all parts, as a share.
 
-    >>> work = Work(lambda share, doing: print(f"{share:.0%} {doing}"))
+    >>> work = WorkDone(lambda share, doing: print(f"{share:.0%} {doing}"))
     >>> work.plan({"reward": 30.0, "accuracy": 70.0})
     >>> work.begin("accuracy")
     30% accuracy
@@ -179,7 +179,7 @@ class Setting:
     say: Say
     search: Search
     chat: Say  # for lines of progress, which a bar replaces
-    work: Work
+    work: WorkDone
     asked: Asked
 
     @property
@@ -256,7 +256,7 @@ def checked_setting(
     say: Say = lambda text: None,
     search: Search = WHOLE_LIST,
     chat: Say | None = None,
-    work: Work | None = None,
+    work: WorkDone | None = None,
     asked: Asked = THE_PAPER,
 ) -> Setting:
     """A reproduction around a training cell; refused where tests would not be tests."""
@@ -267,7 +267,7 @@ def checked_setting(
         policy = load_shipped_policy(QMIX_PLUS, base)
         assert isinstance(policy, QmixPolicy)
         plus = digest(policy.agents.state_dict())[:8]
-    telling = (chat or say, work or Work())
+    telling = (chat or say, work or WorkDone())
     setting = Setting(out, base, chosen, scale, plus, say, search, *telling, asked)
     if setting.centre not in setting.cells:
         raise UserError(
