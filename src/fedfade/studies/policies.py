@@ -1,4 +1,4 @@
-"""Who delivers how many? Uploads on channels nobody trained on: policies, and agents that ship.
+"""Who delivers how many? Uploads of policies and shipped agents on channels nobody trained on.
 
 Two cells at three speeds and numbers of clusters, other sizes, and gains announced with an error,
 without learning. Agents that come with the package play where they fit.
@@ -115,6 +115,11 @@ class PolicyCell(NamedTuple):
     def policies(self) -> list[str]:
         return [*POLICIES, *self.agents]
 
+    def players(self) -> dict[str, Policy]:
+        """All of them, by name."""
+        learned = {name: load_shipped_policy(name, self.config) for name in self.agents}
+        return {name: load_policy(name) for name in POLICIES} | learned
+
     @property
     def name(self) -> str:
         text = "{cell}-{clients}-clients-{subbands}-bands-{clusters}-clusters-{speed:g}-mps"
@@ -177,10 +182,10 @@ def _digest(cell: PolicyCell) -> str:
 def _played(cell: PolicyCell) -> DataFrame:
     run = cell.config.run
     batch = whole_batch(cell.config, pick_device(run.device))
-    policies = [*map(load_policy, POLICIES)]
-    policies += [load_shipped_policy(name, cell.config) for name in cell.agents]
-    each = zip(cell.policies, policies, strict=True)
-    found = {name: uploads_by_seed(policy, batch, run.seeds).tolist() for name, policy in each}
+    found = {
+        name: uploads_by_seed(policy, batch, run.seeds).tolist()
+        for name, policy in cell.players().items()
+    }
     table = DataFrame({"seed": range(run.seed, run.seed + run.seeds), **found})
     return table.melt("seed", None, "policy", "uploads")
 
@@ -190,9 +195,9 @@ def draw(cells: Sequence[PolicyCell], tables: Mapping[str, DataFrame]) -> Drawn:
     table, run = compared_by(tables["seeds"], WHERE), cells[0].config.run
     made = {"seeds": run.seeds, "rounds": run.rounds}
     facts = {"setting": made, "policies": table.to_dict("records")}
-    views = _views(tables["seeds"])
-    pictures = {"policies": partial(figure, views)}
-    return Drawn(facts, _text(views, made), pictures, {"policies": table})
+    shown = _arranged(tables["seeds"])
+    pictures = {"policies": partial(figure, shown)}
+    return Drawn(facts, _text(shown, made), pictures, {"policies": table})
 
 
 def compared_by(seeds: DataFrame, by: list[str]) -> DataFrame:
@@ -204,10 +209,10 @@ def compared_by(seeds: DataFrame, by: list[str]) -> DataFrame:
         for name, values in uploads.items():
             which = {**dict(zip(by, labels, strict=True)), "policy": name}
             lines.append({**which, **compared(values, uploads[RIVAL])._asdict()})
-    return DataFrame(lines).replace([math.inf, -math.inf], math.nan)  # where nobody is a rival
+    return DataFrame(lines).replace([math.inf, -math.inf], math.nan)  # of no uploads
 
 
-class View(NamedTuple):
+class Panel(NamedTuple):
     """Settings that are looked at together: what tells them apart, and how one is called."""
 
     title: str
@@ -222,18 +227,18 @@ class View(NamedTuple):
         return {self.called.format(**names[n]): own.set_index("policy") for n, own in each}
 
 
-def _views(seeds: DataFrame) -> list[View]:
+def _arranged(seeds: DataFrame) -> list[Panel]:
     own = seeds.iloc[0][SIZE].to_dict()
     cells, centre = matching(seeds, **own, error_db=0.0), matching(seeds, **CENTRE)
     sizes, gains = matching(centre, error_db=0.0), matching(centre, **own)
     return [
-        *(View(f"Cell {c}", matching(cells, cell=c), ["speed"], "{speed:g} m/s") for c in CELLS),
-        View("Clients / sub-bands", sizes, SIZE, "{clients:g} / {subbands:g}"),
-        View("Error of announced gains", gains, ["error_db"], "{error_db:g} dB"),
+        *(Panel(f"Cell {c}", matching(cells, cell=c), ["speed"], "{speed:g} m/s") for c in CELLS),
+        Panel("Clients / sub-bands", sizes, SIZE, "{clients:g} / {subbands:g}"),
+        Panel("Error of announced gains", gains, ["error_db"], "{error_db:g} dB"),
     ]
 
 
-def _text(views: Sequence[View], made: Mapping[str, int]) -> str:
+def _text(shown: Sequence[Panel], made: Mapping[str, int]) -> str:
     cell, clusters, speed = CENTRE.values()
     text = [
         f"Uploads per round, {counted(made['seeds'], 'seed')} from {FIRST_UNSEEN} on, the first "
@@ -241,51 +246,53 @@ def _text(views: Sequence[View], made: Mapping[str, int]) -> str:
         f"{RIVAL} ± its standard error over seeds, paired. Of cells the mean over n_c "
         f"{', '.join(map(str, CLUSTERS))}; sizes and errors in cell {cell} at n_c {clusters}, "
         f"{speed:g} m/s.",
-        _agents(views),
+        _agents(shown),
     ]
-    for view in views:
-        columns, names = view.columns(), view.lines["policy"].unique()
-        rows = [[name, *(_shown(own, name) for own in columns.values())] for name in names]
-        text += [f"{view.title}:", markdown(["", *columns], rows)]
+    for panel in shown:
+        columns, names = panel.columns(), panel.lines["policy"].unique()
+        rows = [[name, *(_in_words(own, name) for own in columns.values())] for name in names]
+        text += [f"{panel.title}:", markdown(["", *columns], rows)]
     return "\n\n".join(text)
 
 
-def _shown(table: DataFrame, policy: str) -> str:
+def _in_words(table: DataFrame, policy: str) -> str:
     if policy not in table.index:
         return ""
     uploads, _, ratio, error = table.loc[policy, [*Compared._fields]]
     return f"{uploads:.2f}" + ("" if math.isnan(ratio) else f" ({ratio:.3f} ± {error:.3f})")
 
 
-def _agents(views: Sequence[View]) -> str:
+def _agents(shown: Sequence[Panel]) -> str:
     """What shipped agents deliver in each cell."""
     shares = []
-    for view in views[: len(CELLS)]:
-        table = compared_by(view.lines, ["cell"]).set_index("policy").drop([*POLICIES])
+    for panel in shown[: len(CELLS)]:
+        table = compared_by(panel.lines, ["cell"]).set_index("policy").drop([*POLICIES])
         each = zip(table.index, table["ratio"], table["ratio_error"], strict=True)
         if len(table):
             found = ", ".join(f"{name} {ratio:.3f} ± {error:.3f}" for name, ratio, error in each)
-            shares.append(f"in {view.title.lower()} {found}")
+            shares.append(f"in {panel.title.lower()} {found}")
     if not shares:
         return "No agents that come with the package fit the size of the cells."
     return f"Agents that come with the package, of {RIVAL}: {'; '.join(shares)}."
 
 
-def figure(views: Sequence[View]) -> Figure:
+def figure(shown: Sequence[Panel]) -> Figure:
     """A row for every policy, a dot for every setting; of sizes the ratio, as uploads grow."""
-    order = [*means(views[0].lines, "policy", "uploads").sort_values().index]
-    drawing, (row,) = panels(13, 1.6 + 0.42 * len(order), 1, len(views), sharey=True)
-    for axes, view in zip(row, views, strict=True):
-        sizes, columns = view.by == SIZE, view.columns()
+    ranked = means(shown[0].lines, "policy", "uploads").sort_values().index
+    order = [*dict.fromkeys([*ranked, *(name for p in shown for name in p.lines["policy"])])]
+    drawing, (row,) = panels(13, 1.6 + 0.42 * len(order), 1, len(shown), sharey=True)
+    for axes, panel in zip(row, shown, strict=True):
+        sizes, columns = panel.by == SIZE, panel.columns()
         value, error = ("ratio", "ratio_error") if sizes else ("uploads", "error")
         for place, (called, own) in enumerate(columns.items()):
             lift = 0.16 * ((len(columns) - 1) / 2 - place)
             rows = [order.index(name) + lift for name in own.index]
-            style = {"color": shade(place), "fmt": "o", "ms": 5, "elinewidth": 1, "label": called}
-            axes.errorbar(own[value], rows, xerr=own[error], **style)
-        label(axes, view.title, x=f"of {RIVAL}" if sizes else "uploads per round")
-        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.1), "ncols": len(columns)}
-        axes.legend(**below, columnspacing=1, handletextpad=0.2, frameon=False, fontsize=9)
+            style = {"color": shade(place), "fmt": "o", "ms": 5, "elinewidth": 1, "clip_on": False}
+            axes.errorbar(own[value], rows, xerr=own[error], label=called, **style)
+        label(axes, panel.title, x=f"of {RIVAL}" if sizes else "uploads per round")
+        axes.set_xlim(left=0)
+        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.1), "ncols": 2}
+        axes.legend(**below, frameon=False, fontsize=9)
     row[0].set_yticks(range(len(order)), order)
     headline(drawing, "Uploads of every policy (bars: standard error over seeds)")
     return drawing
