@@ -20,20 +20,18 @@ import argparse
 import sys
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from typer import echo
 
 from fedfade.agents import agents_folder, load_policy_checkpoint
-from fedfade.allocation import Action, Outcome, Policy, View, load_policy, play_round
+from fedfade.allocation import Action, Outcome, Policy, View, load_policy
 from fedfade.config import Config, load_config
 from fedfade.errors import UserError
-from fedfade.experiments.uploads import Uplink
-from fedfade.learning import payload_bits
 from fedfade.randomness import integers
+from fedfade.studies.policies import compared, uploads_by_seed, whole_batch
 from fedfade.studies.swap import AS_IS, swap_test
-from fedfade.uplink import Round, Scenario, gradient_source
 
 BASELINES = (
     "block-fading-schedule",
@@ -44,34 +42,9 @@ BASELINES = (
 )
 
 
-class Cell(NamedTuple):
-    """Rounds of a cell, and the agents that were asked for."""
-
-    scenario: Scenario
-    batch: Round
-    agents: list[Policy]
-
-    @property
-    def keys(self) -> torch.Tensor:
-        return torch.arange(len(self.batch.alpha))
-
-
-def make_cell(config: Config, folders: list[str]) -> Cell:
-    """All rounds of all seeds in one batch."""
-    uplink = Uplink(config, payload_bits(config.learning), torch.device("cpu"))
-    gradients = gradient_source(config, "cpu")  # some agents look at them
-    rounds = [
-        uplink.round(number, gradients.inner(uplink.seeds, number))
-        for number in range(config.run.rounds)
-    ]
-    batch = Round(*(torch.cat(part) for part in zip(*rounds, strict=True)))
-    agents = [load_policy_checkpoint(agents_folder(Path(folder)), config) for folder in folders]
-    return Cell(uplink.scenario, batch, agents)
-
-
-def by_seed(outcome: Outcome, seeds: int) -> torch.Tensor:
-    """Mean uploads a round of every seed, of which each round has all: [seed]."""
-    return outcome.delivered.sum(-1).float().view(-1, seeds).mean(0)
+def agents_in(folders: list[str], config: Config) -> list[Policy]:
+    """The agents that were asked for."""
+    return [load_policy_checkpoint(agents_folder(Path(folder)), config) for folder in folders]
 
 
 def mean_uploads(outcome: Outcome) -> float:
@@ -103,27 +76,18 @@ class WithRogue:
 def uploads(config: Config, names: list[str], folders: list[str], rogue: bool) -> torch.Tensor:
     """Mean uploads a round of every seed, of baselines and then of each folder's agents:
     [policy, seed]."""
-    cell, found = make_cell(config, folders), []
-    for policy in [*map(load_policy, names), *cell.agents]:
+    batch, found = whole_batch(config, torch.device("cpu")), []
+    for policy in [*map(load_policy, names), *agents_in(folders, config)]:
         played = WithRogue(policy) if rogue else policy
-        outcome = play_round(played, cell.scenario, cell.batch, cell.keys)
-        found.append(by_seed(outcome, config.run.seeds))
+        found.append(uploads_by_seed(played, batch, config.run.seeds))
     return torch.stack(found)
-
-
-def figures(own: torch.Tensor, rival: torch.Tensor) -> list[float]:
-    """Mean of [seed] and its standard error; its ratio to a rival's mean, and that one's error by
-    how the difference at this ratio varies from seed to seed."""
-    ratio, root = own.mean() / rival.mean(), len(own) ** 0.5
-    errors = own.std() / root, (own - ratio * rival).std() / root / rival.mean()
-    return [float(x) for x in (own.mean(), errors[0], ratio, errors[1])]
 
 
 def print_swaps(config: Config, folders: list[str]) -> None:
     """Uploads as they are, and their share kept when a part is another episode's, in %."""
-    cell = make_cell(config, folders)
-    for folder, agents in zip(folders, cell.agents, strict=True):
-        outcomes = swap_test(agents, cell.scenario, cell.batch, cell.keys)
+    batch = whole_batch(config, torch.device("cpu"))
+    for folder, agents in zip(folders, agents_in(folders, config), strict=True):
+        outcomes = swap_test(agents, *batch)
         found = {part: mean_uploads(outcome) for part, outcome in outcomes.items()}
         whole = found.pop(AS_IS)
         kept = ", ".join(f"{part} {100 * value / whole:.0f} %" for part, value in found.items())
@@ -189,7 +153,7 @@ def main() -> None:
         value = setting.partition("=")[2] if setting else "nothing"
         echo(f"| `{preset}` | {clusters} | {speed:g} | {value} | {cells} |")
         for name, own in zip(names, found, strict=True):
-            row = [f"{number:.4f}" for number in figures(own, rival)]
+            row = [f"{number:.4f}" for number in compared(own, rival)]
             size = [str(config.learning.clients), str(config.radio.subbands)]
             rows.append([preset, *size, str(clusters), f"{speed:g}", value, name, *row])
     if given.csv:

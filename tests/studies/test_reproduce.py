@@ -235,7 +235,7 @@ def test_without_matplotlib_tables_must_do(
 
 @pytest.fixture(scope="module")
 def studies(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ladder, levers and link that nobody interrupts."""
+    """Ladder, levers, link and policies that nobody interrupts."""
     out = tmp_path_factory.mktemp("studies") / "whole"
     base = load_config("paper", [*SCALES["small"].overrides, *MICRO])
     told: list[float] = []
@@ -258,7 +258,7 @@ def test_studies_are_parts(studies: Path) -> None:
     parts = json.loads((studies / "results.json").read_text())["parts"]
     assert set(parts) == set(STUDIES)
     summaries = {"ladder": ["ladder", "policies", "accuracy"], "levers": ["levers", "claims"]}
-    summaries["link"] = ["link"]
+    summaries |= {"link": ["link"], "policies": ["policies"]}
     for part, names in summaries.items():
         assert parts[part]["setting"]["scale"] == "small"
         for name in names:

@@ -66,8 +66,8 @@ def reproduce(
     """Train, compare and draw what is missing; interrupted anywhere, the same command goes on.
 
     PART is partition, reward, accuracy, epochs, ablation, bound or regimes, which are the paper
-    together; ladder (with accuracy), levers or link, which go on from it; readings, which searches
-    what it leaves open; or all in this order.
+    together; ladder (with accuracy), levers, link or policies, which go on from it; readings, which
+    searches what it leaves open; or all in this order.
     """
     from fedfade.config import load_config
     from fedfade.storage import begin_anew

@@ -30,7 +30,7 @@ from fedfade.errors import UserError
 from fedfade.experiments.run_folder import provenance
 from fedfade.shown import marked
 from fedfade.storage import folder_lock, read_json, write_json, write_text
-from fedfade.studies import link
+from fedfade.studies import link, policies
 from fedfade.studies.frames import (
     Bar,
     Drawn,
@@ -103,6 +103,13 @@ def _links(setting: Setting) -> link.Links:
     return link.plan_links(preset, small, seeds=2, rounds=1)
 
 
+def _policies(setting: Setting) -> list[policies.PolicyCell]:
+    overrides = setting.asked.overrides
+    if not setting.rehearsal:
+        return policies.plan_cells(overrides, seeds=20, rounds=10)
+    return policies.plan_cells([*SCALES[setting.scale].overrides, *overrides], seeds=2, rounds=1)
+
+
 STUDIES = {
     "ladder": Study(
         "What a bit of channel knowledge buys",
@@ -122,6 +129,14 @@ STUDIES = {
     ),
     "link": Study(
         "Does it survive a real link?", _links, link.amounts, link.compute, link.draw, ("seeds",)
+    ),
+    "policies": Study(
+        "Who delivers how many?",
+        _policies,
+        policies.amounts,
+        policies.compute,
+        policies.draw,
+        ("seeds",),
     ),
 }
 
