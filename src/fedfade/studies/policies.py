@@ -33,7 +33,7 @@ from fedfade.device import one_thread, pick_device
 from fedfade.errors import not_allowed
 from fedfade.experiments.run_folder import decisive, mark
 from fedfade.experiments.uploads import Uplink, joined
-from fedfade.learning import listed, payload_bits
+from fedfade.learning import payload_bits, plain_payload
 from fedfade.studies.frames import Bar, Drawn, Figure, kept, markdown, matching, means
 from fedfade.studies.paper.setting import FIRST_UNSEEN, PLAYED_ROUND
 from fedfade.style import headline, label, panels, shade
@@ -176,7 +176,8 @@ def _digest(cell: PolicyCell) -> str:
     for branch in ("learning", "qmix"):
         del tree[branch]  # nothing is learned
     agents = [load_checkpoint(agents_folder(Path(name))).files["agents"] for name in cell.agents]
-    return mark(tree, learning.clients, listed(payload_bits(learning)), cell.policies, agents)
+    payload = plain_payload(payload_bits(learning))
+    return mark(tree, learning.clients, payload, cell.policies, agents)
 
 
 def _played(cell: PolicyCell) -> DataFrame:
