@@ -470,6 +470,19 @@ def performance() -> Iterator[Source]:
     lines = np.column_stack([parts["measured"], batch, share])
     found = [table.loc[("training", "slot step")]["floor"], lines[0], lines[1, 1:], lines[2:]]
     yield "| part | one call |", name, found
+    beside = read("bench-peers")[["ours", "peer", "ratio"]].to_numpy()
+    in_order = [0, 3, 4, 5, 6, 7, 8, 10, 1, 2]  # the page leaves one out, and has Flower last
+    yield "| what | unit | fedfade |", ["bench-peers"], beside[in_order]
+
+
+def speed_of_rounds() -> Iterator[Source]:
+    beside = read("bench-peers")
+    ours, loop, flower = (
+        beside.iloc[3]["ours"],
+        *(beside.iloc[row][["peer", "ratio"]] for row in (3, 4)),
+    )
+    found = [ours, loop["peer"], 1 / loop["ratio"], NONE, NONE, flower["peer"], 1 / flower["ratio"]]
+    yield "| on one thread of an AMD EPYC", ["bench-peers"], found
 
 
 def readings() -> Iterator[Source]:
@@ -768,6 +781,7 @@ SOURCES: dict[str, Callable[[], Iterator[Source]]] = {
     "docs/results/levers.md": levers,
     "docs/results/qmix-hold.md": qmix_hold,
     "docs/results/qmix-plus.md": qmix_plus,
+    "docs/results/learning.md": speed_of_rounds,
     "docs/results/performance.md": performance,
     "docs/results/readings.md": readings,
     "docs/results/real-link.md": real_link,
