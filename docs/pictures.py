@@ -34,6 +34,7 @@ from fedfade.learning import payload_bits
 from fedfade.learning.estimation import BoundRow
 from fedfade.learning.plots import bound_terms, class_distribution, learning_curves
 from fedfade.storage import writing
+from fedfade.studies import policies
 from fedfade.studies.frames import matching, means, read_frame
 from fedfade.studies.ladder import page as ladder_page
 from fedfade.studies.ladder.rungs import Agents, make_ladder
@@ -239,6 +240,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "levers-paper": partial(levers, "paper", "paper"),
     "announced": announced,
     "who-packs": who_packs,
+    "policies": lambda: policies.figure(policies.arranged(read("policies-seeds"))),
     "round-learned": partial(turns, "paper", 2010, "wrap-around-schedule", "mappo-hold"),
     "round-packed": partial(turns, "ring", 1000, "block-fading-schedule", "qmix-plus"),
     "uniform-regimes": maps,

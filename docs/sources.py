@@ -541,6 +541,11 @@ def qmix_hold() -> Iterator[Source]:
         table, pupil = read(name), next(p for p in order if p.startswith("size-free"))
         own = matching(table, policy=pupil)[["ratio", "ratio_error"]]
         yield start, [name], np.hstack([wide(table, by, "policy")[order], own])
+    five = read("size-free-five").query("policy.str.startswith('seed-')")
+    own, sizes = five.query("clients == 10"), five.query("clients != 10")["ratio"]
+    by_cell = own.groupby(["cell", "policy"])["ratio"].mean()
+    found = [span(by_cell["paper"]), span(by_cell["ring"]), span(sizes)]
+    yield "Five trainings agree", ["size-free-five"], found
     differ = read("payloads").set_index("policy")
     sent = differ["uploads"][[BLOCK, CHOICE, "mappo-hold", "size-free"]]
     pupil = differ.loc["size-free", ["ratio", "ratio_error"]]

@@ -196,7 +196,7 @@ def draw(cells: Sequence[PolicyCell], tables: Mapping[str, DataFrame]) -> Drawn:
     table, run = compared_by(tables["seeds"], WHERE), cells[0].config.run
     made = {"seeds": run.seeds, "rounds": run.rounds}
     facts = {"setting": made, "policies": table.to_dict("records")}
-    shown = _arranged(tables["seeds"])
+    shown = arranged(tables["seeds"])
     pictures = {"policies": partial(figure, shown)}
     return Drawn(facts, _text(shown, made), pictures, {"policies": table})
 
@@ -228,7 +228,8 @@ class Panel(NamedTuple):
         return {self.called.format(**names[n]): own.set_index("policy") for n, own in each}
 
 
-def _arranged(seeds: DataFrame) -> list[Panel]:
+def arranged(seeds: DataFrame) -> list[Panel]:
+    """What is drawn side by side."""
     own = seeds.iloc[0][SIZE].to_dict()
     cells, centre = matching(seeds, **own, error_db=0.0), matching(seeds, **CENTRE)
     sizes, gains = matching(centre, error_db=0.0), matching(centre, **own)
