@@ -1,5 +1,6 @@
 """The ladder of channel knowledge: a comparison's rounds, nothing redone, agents placed."""
 
+import json
 from pathlib import Path
 
 import pandas as pd
@@ -41,6 +42,8 @@ def test_all_of_it(fedfade, agents: Path, tmp_path: Path) -> None:
     answer = fedfade(*words)
     assert answer.code == 0, answer.err
     assert "own fading" in answer.out
+    made_by = json.loads((tmp_path / "ladder.json").read_text())
+    assert made_by["started"] <= made_by["finished"]
     table = read_frame(tmp_path / "ladder.csv")
     asked = rungs.make_ladder(
         "paper", "small", checkpoints=[f"mine={agents}"], overrides=QUICK[3::2]

@@ -118,7 +118,10 @@ def test_every_part_leaves_table_picture_and_facts(small, whole: Path, copied: P
     for part in PAPER:
         assert f"({part}/{part}.png)" in whole_page
     everything = json.loads((whole / "results.json").read_text())
-    assert everything["made_by"]["fedfade"] == __version__
+    made_by = everything["made_by"]
+    assert made_by == json.loads((whole / "reproduce.json").read_text())
+    assert made_by["fedfade"] == __version__
+    assert made_by["started"] <= made_by["finished"]
     assert set(everything["parts"]) == set(PAPER)
     assert {"reward/training/seed-0", "ablation/training-no-fading/seed-1"} < {
         *everything["agents"]
@@ -189,6 +192,7 @@ def test_interrupted_anywhere_it_ends_in_the_same_files(
                 break
             assert answer.code == 130, answer.err
             assert "the same command continues" in answer.err
+            assert json.loads((out / "reproduce.json").read_text())["finished"] is None
             stops += 1
     assert stops >= 3
     same = {name: text for name, text in results(out).items() if "/" in name}

@@ -131,7 +131,7 @@ def _study(folder: Path, name: str, base: Config) -> Iterator[Callable[[_Tables,
     """The folder of a study of its own, held, with who made it; yields what leaves results there:
     a function of the tables computed and what was drawn from them."""
     from fedfade.device import pick_device
-    from fedfade.experiments.run_folder import provenance
+    from fedfade.experiments.run_folder import ended, provenance
     from fedfade.storage import folder_lock, write_json, write_text
     from fedfade.studies.frames import Drawn, write_figures, write_tables
 
@@ -139,9 +139,11 @@ def _study(folder: Path, name: str, base: Config) -> Iterator[Callable[[_Tables,
         write_tables(folder, {**tables, **drawn.tables})
         write_figures(folder, drawn.figures)
         write_text(folder / f"{name}.md", f"{drawn.text}\n")
+        write_json(folder / f"{name}.json", ended(made_by))
 
     with options.stopping_cleanly(f"the same command continues in {folder}"), folder_lock(folder):
-        write_json(folder / f"{name}.json", provenance(base, pick_device(base.run.device)))
+        made_by = provenance(base, pick_device(base.run.device))
+        write_json(folder / f"{name}.json", made_by)
         yield leave
 
 

@@ -27,7 +27,7 @@ from fedfade.agents import load_checkpoint
 from fedfade.config import Config, changed
 from fedfade.device import pick_device
 from fedfade.errors import UserError
-from fedfade.experiments.run_folder import provenance
+from fedfade.experiments.run_folder import ended, provenance
 from fedfade.shown import marked
 from fedfade.storage import folder_lock, read_json, write_json, write_text
 from fedfade.studies import link, policies
@@ -221,9 +221,9 @@ def reproduce(
     else:
         setting.work.plan(amounts(setting, parts))  # refuses what a part cannot do
     with folder_lock(setting.out):
+        record = setting.out / "reproduce.json"
         if not redraw:
-            made_by = provenance(setting.base, pick_device(setting.base.run.device))
-            write_json(setting.out / "reproduce.json", made_by)
+            write_json(record, provenance(setting.base, pick_device(setting.base.run.device)))
         for count, name in enumerate(parts):
             done(count)
             setting.work.begin(name)
@@ -232,6 +232,8 @@ def reproduce(
         setting.work.finish()
         page = _claims_page(setting)
         write_text(setting.out / "results.md", _results(setting, page))
+        if not redraw:
+            write_json(record, ended(read_json(record)))
         write_json(setting.out / "results.json", _figures(setting))
         write_text(setting.out / "claims.md", page)
     return page
