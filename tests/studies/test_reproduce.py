@@ -113,6 +113,7 @@ def test_every_part_leaves_table_picture_and_facts(small, whole: Path, copied: P
     page = (whole / "claims.md").read_text()
     assert all(f"| {says} |" in page for says, *_ in claims.CLAIMS)
     assert "checks the code, not the paper" in page
+    assert "come with the package" not in page  # they do not fit this scenario
     assert "**" not in page
     whole_page = (whole / "results.md").read_text()
     for part in PAPER:
@@ -132,6 +133,14 @@ def test_every_part_leaves_table_picture_and_facts(small, whole: Path, copied: P
     for part in ("accuracy", "ablation"):
         answer = small(part, copied)
         assert answer.code == 0, answer.err
+    shown = answer.out.partition("claim ")[2].splitlines()  # a table, then where to read on
+    assert "verdict" in shown[0]
+    assert shown[-3] == "A rehearsal: this checks the code, not the paper."
+    assert [line.rpartition("/")[2] for line in shown[-2:]] == ["claims.md", "results.md"]
+    assert max(map(len, shown[:-2])) <= 100
+    words = " ".join(" ".join(shown).split())
+    assert "not measured" in words or "does not hold" in words
+    assert not any(mark in words for mark in ("|", "**", "# "))
     assert {p: p.stat().st_mtime_ns for p in times} == times
     assert results(copied) == results(whole)
 
@@ -474,6 +483,7 @@ def test_agents_that_come_with_the_package_join(
         assert ours == theirs
     policies = read_frame(copied / "accuracy" / "final.csv")["policy"].unique()
     assert [*policies][-2:] == ["qmix-plus", "perfect"]
+    assert "the same agents that come with the package." in (copied / "claims.md").read_text()
 
 
 # --- the same numbers from two ways --------------------------------------------------------------

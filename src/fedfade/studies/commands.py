@@ -104,12 +104,19 @@ def reproduce(
         if overwrite:
             begin_anew(folder, "reproduce.json", ["claims.md", "results.*", *reproduction.PARTS])
         parts = reproduction.WORDS.get(part, (part,))
-        page = reproduction.reproduce(setting, parts, redraw)
+        judged = reproduction.reproduce(setting, parts, redraw)
     if parts[0] not in reproduction.PAPER:
         options.echo(f"tables: {folder / part / f'{part}.md'}")
         return
-    options.echo(page)
-    options.echo(f"claims: {folder / 'claims.md'}")
+    shown = Table("claim", "verdict", box=None, header_style="bold")
+    for claim in judged:
+        shown.add_row(claim.says, ": ".join(filter(None, (claim.verdict, claim.when))))
+    console = options.console_of_width(100)
+    console.print(shown)
+    if setting.rehearsal:
+        console.print("A rehearsal: this checks the code, not the paper.")
+    options.echo(f"claims, with what was measured: {folder / 'claims.md'}")
+    options.echo(f"all results: {folder / 'results.md'}")
 
 
 def _check_asked(part: str, scale: str, for_readings: Mapping[str, object]) -> None:
