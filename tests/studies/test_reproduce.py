@@ -574,7 +574,8 @@ def test_bound_command_under_a_policy(fedfade, tmp_path: Path) -> None:
     for bad, sentence in (
         (["--policy", "random", "--delivered", 2], "exclude each other"),
         (["--policy", "genie"], "--policy = 'genie'"),
-        (["--policy", "magic"], "policy = 'magic'"),
+        (["--policy", "magic"], "--policy = 'magic'"),
+        (["--policy", "randon"], "did you mean random?"),
     ):
         answer = fedfade("bound", "paper", *words, *bad)
         assert answer.code == 2

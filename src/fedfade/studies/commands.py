@@ -160,7 +160,7 @@ def ladder(
     seeds: Annotated[int | None, _scaled(min=1, help="seeds played in every cell")] = None,
     rounds: Annotated[int | None, _scaled(min=1, help=_ROUNDS)] = None,
     checkpoint: Annotated[_Names, typer.Option(help=_AGENTS)] = None,
-    scale: Annotated[str, typer.Option(help="full, or small: a look at the code")] = "full",
+    scale: Annotated[str, typer.Option(help="paper, or small: a look at the code")] = "paper",
     accuracy: Annotated[bool, typer.Option("--accuracy", help=_RUNS)] = False,
     device: options.DeviceOption = None,
     threads: options.ThreadsOption = None,
@@ -176,7 +176,7 @@ def ladder(
     changes = options.with_fields(overrides, {"learning.data_dir": data_dir, "run.device": device})
     asked = rungs.make_ladder(preset, scale, seeds, rounds, checkpoint or (), changes)
     counts: dict[str, object] = {"seeds": seeds, "rounds": rounds, "checkpoint": checkpoint}
-    counts |= {"scale": None if scale == "full" else scale}
+    counts |= {"scale": None if scale in ("paper", "full") else scale}
     folder = out or _own_folder(f"ladder-{Path(preset).stem}", overrides, counts)
     if overwrite:
         begin_anew(folder, "ladder.json", ["runs", "accuracy", "*.csv", "*.png", "ladder.md"])

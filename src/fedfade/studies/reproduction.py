@@ -82,7 +82,7 @@ class Study(NamedTuple):
 
 
 def _ladder(setting: Setting) -> rungs.Ladder:
-    scale = "small" if setting.rehearsal else "full"
+    scale = "small" if setting.rehearsal else "paper"
     rounds = min(rungs.SCALES[scale].rounds, setting.base.run.rounds)
     preset, overrides = setting.asked
     return rungs.make_ladder(preset, scale, rounds=rounds, overrides=overrides)
