@@ -21,21 +21,29 @@ class UserError(Exception):
         super().__init__(plain(sentence, keep=""))
 
 
-def not_allowed(field: str, value: object, allowed: str) -> UserError:
-    """The standard sentence.
+def not_allowed(field: str, value: object, allowed: str, known: Iterable[str] = ()) -> UserError:
+    """The standard sentence; with the nearest of some known names, if one is near.
 
     >>> str(not_allowed("radio.clusters", 1, "a whole number of at least 2"))
     'radio.clusters = 1 is not allowed: it must be a whole number of at least 2.'
+    >>> str(not_allowed("learning.codec", "int9", "one of int8, sign", ["int8", "sign"]))
+    "learning.codec = 'int9' is not allowed: did you mean int8? it must be one of int8, sign."
     """
     try:
         shown = repr(value) if isinstance(value, str) else str(value)
     except ValueError:  # Python prints no number of more than 4,300 digits
         shown = "a number of thousands of digits"
-    return UserError(f"{field} = {_short(shown)} is not allowed: it must be {allowed}.")
+    hint = _nearest(value, known) if isinstance(value, str) else ""
+    return UserError(f"{field} = {_short(shown)} is not allowed: {hint}it must be {allowed}.")
 
 
 def _short(text: str) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _nearest(what: str, known: Iterable[str], quote: str = "") -> str:
+    near = difflib.get_close_matches(what.rpartition(".")[2], known, n=1)
+    return f"did you mean {quote}{near[0]}{quote}? " if near else ""
 
 
 def unknown(what: str, kind: str, owner: str, known: Iterable[str], quote: str = "") -> UserError:
@@ -45,8 +53,7 @@ def unknown(what: str, kind: str, owner: str, known: Iterable[str], quote: str =
     '--sedes is not a known option: did you mean --seeds? fedfade train has --seeds, --out.'
     """
     known = list(known)
-    near = difflib.get_close_matches(what.rpartition(".")[2], known, n=1)
-    hint = f"did you mean {quote}{near[0]}{quote}? " if near else ""
+    hint = _nearest(what, known, quote)
     return UserError(f"{_short(what)} is not a known {kind}: {hint}{owner} has {', '.join(known)}.")
 
 

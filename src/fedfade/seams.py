@@ -129,7 +129,8 @@ module:factory.
         if ":" in name or name in self.built_in or name in others:  # entry points are slow to list
             return name
         if name not in (known := [*self.names(), *others]):
-            raise not_allowed(self.field, name, f"one of {', '.join(known)}, or module:factory")
+            allowed = f"one of {', '.join(known)}, or module:factory"
+            raise not_allowed(self.field, name, allowed, known)
         return name
 
     def make(self, name: str, *given: object, others: Sequence[str] = ()) -> Any:

@@ -164,7 +164,10 @@ def test_a_folder_of_another_config_is_refused(fedfade, tmp_path: Path) -> None:
 
 
 BAD = [
-    (["--policies", "magic"], "policy = 'magic' is not allowed"),
+    (["--policies", "magic"], "allocation.policies = 'magic' is not allowed: it must be one of "),
+    (["--policies", "wrap-aroud-choice"], "is not allowed: did you mean wrap-around-choice? it "),
+    (["--policies", "qmix-pls"], "is not allowed: did you mean qmix-plus? it must be one of "),
+    (["--policies", "max-sum-rat@5"], "allocation.policies = 'max-sum-rat' is not allowed: did "),
     (["--policies", "qmix-plus-plus"], "size-free, size-free-feedback, or module:factory"),
     (["--policies", "genie"], "it needs a policy"),
     (

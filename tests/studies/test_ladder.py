@@ -1,5 +1,6 @@
 """The ladder of channel knowledge: a comparison's rounds, nothing redone, agents placed."""
 
+import json
 from pathlib import Path
 
 import pandas as pd
@@ -41,6 +42,8 @@ def test_all_of_it(fedfade, agents: Path, tmp_path: Path) -> None:
     answer = fedfade(*words)
     assert answer.code == 0, answer.err
     assert "own fading" in answer.out
+    made_by = json.loads((tmp_path / "ladder.json").read_text())
+    assert made_by["started"] <= made_by["finished"]
     table = read_frame(tmp_path / "ladder.csv")
     asked = rungs.make_ladder(
         "paper", "small", checkpoints=[f"mine={agents}"], overrides=QUICK[3::2]
@@ -129,7 +132,7 @@ def test_what_agents_know_is_their_rung(agents: Path) -> None:
         (["--checkpoint", "a=nowhere"], "holds no checkpoint.json"),
         (["--checkpoint", "max-sum-rate=nowhere"], "'max-sum-rate' is the name of a policy"),
         (["--checkpoint", "perfect=nowhere"], "'perfect' is the name of a policy"),
-        (["--scale", "huge"], "one of full, small"),
+        (["--scale", "huge"], "paper or small"),
         (["--rounds", "1000"], "between 1 and run.rounds"),
         (["--set", "learning.payload_bits=auto"], "learning.payload_bits"),
     ],
@@ -146,3 +149,8 @@ def test_agents_do_not_play_what_they_were_trained_on(agents: Path) -> None:
     config = load_config("paper", ["run.seed=0", "run.seeds=2"])
     with pytest.raises(UserError, match="trained on the seeds"):
         rungs.check_unseen(some, config)
+
+
+def test_scales_have_the_names_of_other_commands() -> None:
+    assert rungs.make_ladder("paper") == rungs.make_ladder("paper", "paper")
+    assert rungs.make_ladder("paper", "paper") == rungs.make_ladder("paper", "full")

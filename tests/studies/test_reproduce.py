@@ -113,12 +113,16 @@ def test_every_part_leaves_table_picture_and_facts(small, whole: Path, copied: P
     page = (whole / "claims.md").read_text()
     assert all(f"| {says} |" in page for says, *_ in claims.CLAIMS)
     assert "checks the code, not the paper" in page
+    assert "come with the package" not in page  # they do not fit this scenario
     assert "**" not in page
     whole_page = (whole / "results.md").read_text()
     for part in PAPER:
         assert f"({part}/{part}.png)" in whole_page
     everything = json.loads((whole / "results.json").read_text())
-    assert everything["made_by"]["fedfade"] == __version__
+    made_by = everything["made_by"]
+    assert made_by == json.loads((whole / "reproduce.json").read_text())
+    assert made_by["fedfade"] == __version__
+    assert made_by["started"] <= made_by["finished"]
     assert set(everything["parts"]) == set(PAPER)
     assert {"reward/training/seed-0", "ablation/training-no-fading/seed-1"} < {
         *everything["agents"]
@@ -129,6 +133,14 @@ def test_every_part_leaves_table_picture_and_facts(small, whole: Path, copied: P
     for part in ("accuracy", "ablation"):
         answer = small(part, copied)
         assert answer.code == 0, answer.err
+    shown = answer.out.partition("claim ")[2].splitlines()  # a table, then where to read on
+    assert "verdict" in shown[0]
+    assert shown[-3] == "A rehearsal: this checks the code, not the paper."
+    assert [line.rpartition("/")[2] for line in shown[-2:]] == ["claims.md", "results.md"]
+    assert max(map(len, shown[:-2])) <= 100
+    words = " ".join(" ".join(shown).split())
+    assert "not measured" in words or "does not hold" in words
+    assert not any(mark in words for mark in ("|", "**", "# "))
     assert {p: p.stat().st_mtime_ns for p in times} == times
     assert results(copied) == results(whole)
 
@@ -189,6 +201,7 @@ def test_interrupted_anywhere_it_ends_in_the_same_files(
                 break
             assert answer.code == 130, answer.err
             assert "the same command continues" in answer.err
+            assert json.loads((out / "reproduce.json").read_text())["finished"] is None
             stops += 1
     assert stops >= 3
     same = {name: text for name, text in results(out).items() if "/" in name}
@@ -470,6 +483,7 @@ def test_agents_that_come_with_the_package_join(
         assert ours == theirs
     policies = read_frame(copied / "accuracy" / "final.csv")["policy"].unique()
     assert [*policies][-2:] == ["qmix-plus", "perfect"]
+    assert "the same agents that come with the package." in (copied / "claims.md").read_text()
 
 
 # --- the same numbers from two ways --------------------------------------------------------------
@@ -560,7 +574,8 @@ def test_bound_command_under_a_policy(fedfade, tmp_path: Path) -> None:
     for bad, sentence in (
         (["--policy", "random", "--delivered", 2], "exclude each other"),
         (["--policy", "genie"], "--policy = 'genie'"),
-        (["--policy", "magic"], "policy = 'magic'"),
+        (["--policy", "magic"], "--policy = 'magic'"),
+        (["--policy", "randon"], "did you mean random?"),
     ):
         answer = fedfade("bound", "paper", *words, *bad)
         assert answer.code == 2

@@ -15,7 +15,7 @@ Tests hold our own policies to it; a user's is taken at its word.
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
@@ -216,26 +216,26 @@ def policy_names() -> list[str]:
     return [*POLICIES.names(), PERFECT, GENIE]
 
 
-def load_policy(name: str, others: Sequence[str] = ()) -> Policy:
+def load_policy(name: str, others: Sequence[str] = (), field: str = "policy") -> Policy:
     """A policy by built-in name, entry point of group `fedfade.policies`, or `module:factory`.
 
     `NAME@K` is a central policy that knows the fading of K slots ago. `others` are names the
-    caller knows, for the sentence about a wrong one.
+    caller knows, and `field` is where it was asked for, both for the sentence about a wrong one.
     """
     base, at, age = name.rpartition("@")
     policy: Policy
     if at:
         if base in (PERFECT, GENIE, *others):
-            raise not_allowed("policy", name, f"{base}, which has no older knowledge to go by")
-        policy = load_policy(base, others)
+            raise not_allowed(field, name, f"{base}, which has no older knowledge to go by")
+        policy = load_policy(base, others, field)
         if not (age.isdecimal() and len(age) <= 6):
-            raise not_allowed("policy", name, f"{policy.name}@K with a whole number of slots K")
+            raise not_allowed(field, name, f"{policy.name}@K with a whole number of slots K")
         if policy.scope not in ("csi", "central"):
-            raise not_allowed("policy", name, f"{policy.name}, which knows nobody else's fading")
+            raise not_allowed(field, name, f"{policy.name}, which knows nobody else's fading")
         policy.csi_delay_slots = int(age)  # type: ignore[attr-defined]
         policy.name = name
         return policy
-    policy = POLICIES.make(name, others=(PERFECT, GENIE, *others))
+    policy = replace(POLICIES, field=field).make(name, others=(PERFECT, GENIE, *others))
     scopes = get_args(Scope)
     if policy.scope not in scopes:
         raise not_allowed(f"scope of policy {name!r}", policy.scope, f"one of {', '.join(scopes)}")

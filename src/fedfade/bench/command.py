@@ -169,6 +169,32 @@ def flower(
 
 
 @app.command()
+def peers(
+    json: Json = False,
+    repeats: Annotated[int, typer.Option(min=1, help="timed batches and rounds")] = 15,
+    rounds: Annotated[int, typer.Option(min=2, help="timed rounds of Flower's")] = 5,
+    episodes: Annotated[int, typer.Option(min=7, help=_EPISODES)] = 100,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of both")] = 1,
+    paper: Annotated[bool, typer.Option(help="QMIX at the paper's sizes too")] = False,
+) -> None:
+    """What other libraries do as well, in one table.
+    Fading beside Sionna, rounds beside a plain PyTorch loop and Flower, QMIX beside BenchMARL, on
+    the CPU; whoever is not installed is named. Flower's simulation takes all cores."""
+    sizes = {"repeats": repeats, "rounds": rounds, "episodes": episodes, "threads": threads}
+    rows: list[list[str]] = []
+
+    def tell(row: Any) -> None:  # at once: a run cut short has shown what it had
+        numbers = map(_number, (row.ours, row.peer, row.ratio))
+        rows.append([row.measured, row.unit, *numbers, row.who])
+        typer.echo("  ".join(rows[-1]), err=True)
+
+    found = measure("peers.measure", **sizes, paper=paper, tell=tell)
+    cores = f"{found['cpu_count']} cores, --threads {threads}"
+    typer.echo(f"{found['cpu']}, {cores}, fedfade {found['fedfade']}, PyTorch {found['torch']}")
+    show(found, json, ("measured", "unit", "fedfade", "peer", "times as fast", "the peer"), rows)
+
+
+@app.command()
 def soak(
     json: Json = False,
     rounds: Annotated[int, typer.Option(min=50, help="federated rounds")] = 2000,

@@ -56,15 +56,16 @@ def compared_names(config: Config) -> list[str]:
     return list(dict.fromkeys([*names, *trained]))
 
 
-def compared_policy(config: Config, name: str) -> Policy:
-    """A policy of a comparison, going by what the user typed, so that the run folder names it."""
+def compared_policy(config: Config, name: str, field: str = "allocation.policies") -> Policy:
+    """A policy of a comparison, going by what the user typed, so that the run folder names it;
+    `field` is where it was typed."""
     shipped = agents.shipped_policies()
     if (folder := agents.trained_agents(config).get(name)) is not None:
         policy = agents.load_policy_checkpoint(folder, config)
     elif name in shipped:
         policy = agents.load_shipped_policy(name, config)
     else:
-        policy = load_policy(name, shipped)
+        policy = load_policy(name, shipped, field)
     policy.name = name
     return policy
 
@@ -319,7 +320,7 @@ def bound_under(
         return along_run(None)
     if not isinstance(delivering, str):
         return along_run(delivering)
-    policy = compared_policy(config, delivering)
+    policy = compared_policy(config, delivering, "--policy")
     one_seed = config.model_copy(update={"run": run.model_copy(update={"seeds": 1})})
     uplink = Uplink(one_seed, federation.payload_bits, federation.device)
 

@@ -73,6 +73,11 @@ def provenance(config: Config, device: torch.device) -> dict[str, Any]:
     }
 
 
+def ended(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The provenance of what is done now."""
+    return {**record, "finished": _now()}
+
+
 def _rounding(device: torch.device) -> dict[str, str]:
     """What decides the last bits of a number."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
@@ -318,8 +323,8 @@ class RunFolder:
     def finish(self, models: Mapping[str, str], **facts: object) -> None:
         """Mark the run as done, note facts about it, and drop its checkpoint if nobody wants it."""
         left = _left(self.path, models, *RESULTS)
-        done = {"models": models, "left": left, "finished": _now()}
-        storage.write_json(self._record, self.record | facts | done)
+        done = {"models": models, "left": left}
+        storage.write_json(self._record, ended(self.record | facts | done))
         if not self.keeps_models:
             self.checkpoint.unlink(missing_ok=True)
 

@@ -104,12 +104,19 @@ def reproduce(
         if overwrite:
             begin_anew(folder, "reproduce.json", ["claims.md", "results.*", *reproduction.PARTS])
         parts = reproduction.WORDS.get(part, (part,))
-        page = reproduction.reproduce(setting, parts, redraw)
+        judged = reproduction.reproduce(setting, parts, redraw)
     if parts[0] not in reproduction.PAPER:
         options.echo(f"tables: {folder / part / f'{part}.md'}")
         return
-    options.echo(page)
-    options.echo(f"claims: {folder / 'claims.md'}")
+    shown = Table("claim", "verdict", box=None, header_style="bold")
+    for claim in judged:
+        shown.add_row(claim.says, ": ".join(filter(None, (claim.verdict, claim.when))))
+    console = options.console_of_width(100)
+    console.print(shown)
+    if setting.rehearsal:
+        console.print("A rehearsal: this checks the code, not the paper.")
+    options.echo(f"claims, with what was measured: {folder / 'claims.md'}")
+    options.echo(f"all results: {folder / 'results.md'}")
 
 
 def _check_asked(part: str, scale: str, for_readings: Mapping[str, object]) -> None:
@@ -131,7 +138,7 @@ def _study(folder: Path, name: str, base: Config) -> Iterator[Callable[[_Tables,
     """The folder of a study of its own, held, with who made it; yields what leaves results there:
     a function of the tables computed and what was drawn from them."""
     from fedfade.device import pick_device
-    from fedfade.experiments.run_folder import provenance
+    from fedfade.experiments.run_folder import ended, provenance
     from fedfade.storage import folder_lock, write_json, write_text
     from fedfade.studies.frames import Drawn, write_figures, write_tables
 
@@ -139,9 +146,11 @@ def _study(folder: Path, name: str, base: Config) -> Iterator[Callable[[_Tables,
         write_tables(folder, {**tables, **drawn.tables})
         write_figures(folder, drawn.figures)
         write_text(folder / f"{name}.md", f"{drawn.text}\n")
+        write_json(folder / f"{name}.json", ended(made_by))
 
     with options.stopping_cleanly(f"the same command continues in {folder}"), folder_lock(folder):
-        write_json(folder / f"{name}.json", provenance(base, pick_device(base.run.device)))
+        made_by = provenance(base, pick_device(base.run.device))
+        write_json(folder / f"{name}.json", made_by)
         yield leave
 
 
@@ -151,7 +160,7 @@ def ladder(
     seeds: Annotated[int | None, _scaled(min=1, help="seeds played in every cell")] = None,
     rounds: Annotated[int | None, _scaled(min=1, help=_ROUNDS)] = None,
     checkpoint: Annotated[_Names, typer.Option(help=_AGENTS)] = None,
-    scale: Annotated[str, typer.Option(help="full, or small: a look at the code")] = "full",
+    scale: Annotated[str, typer.Option(help="paper, or small: a look at the code")] = "paper",
     accuracy: Annotated[bool, typer.Option("--accuracy", help=_RUNS)] = False,
     device: options.DeviceOption = None,
     threads: options.ThreadsOption = None,
@@ -167,7 +176,7 @@ def ladder(
     changes = options.with_fields(overrides, {"learning.data_dir": data_dir, "run.device": device})
     asked = rungs.make_ladder(preset, scale, seeds, rounds, checkpoint or (), changes)
     counts: dict[str, object] = {"seeds": seeds, "rounds": rounds, "checkpoint": checkpoint}
-    counts |= {"scale": None if scale == "full" else scale}
+    counts |= {"scale": None if scale in ("paper", "full") else scale}
     folder = out or _own_folder(f"ladder-{Path(preset).stem}", overrides, counts)
     if overwrite:
         begin_anew(folder, "ladder.json", ["runs", "accuracy", "*.csv", "*.png", "ladder.md"])

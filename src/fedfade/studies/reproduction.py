@@ -27,7 +27,7 @@ from fedfade.agents import load_checkpoint
 from fedfade.config import Config, changed
 from fedfade.device import pick_device
 from fedfade.errors import UserError
-from fedfade.experiments.run_folder import provenance
+from fedfade.experiments.run_folder import ended, provenance
 from fedfade.shown import marked
 from fedfade.storage import folder_lock, read_json, write_json, write_text
 from fedfade.studies import link, policies
@@ -82,7 +82,7 @@ class Study(NamedTuple):
 
 
 def _ladder(setting: Setting) -> rungs.Ladder:
-    scale = "small" if setting.rehearsal else "full"
+    scale = "small" if setting.rehearsal else "paper"
     rounds = min(rungs.SCALES[scale].rounds, setting.base.run.rounds)
     preset, overrides = setting.asked
     return rungs.make_ladder(preset, scale, rounds=rounds, overrides=overrides)
@@ -203,6 +203,7 @@ REHEARSED_READINGS = ("default", "fixed")
 """Of our list, in a rehearsal of all parts."""
 _NEEDS = {part: {"reward"} for part in ("accuracy", "epochs", "ablation", "regimes")}
 _NEEDS["bound"] = {"reward", "accuracy"}
+_COMPARED = {"accuracy", "epochs", "regimes"}  # parts in which all policies play
 """Parts whose runs others begin with."""
 
 
@@ -211,9 +212,9 @@ def reproduce(
     parts: Sequence[str],
     redraw: bool = False,
     done: Callable[[int], None] = lambda parts: None,
-) -> str:
-    """Compute and draw some parts, then judge the claims; returns the page of claims. With `redraw`
-    nothing is computed: figures and tables are made again from the CSV files."""
+) -> list[claims.Claim]:
+    """Compute and draw some parts, then judge the claims, which are returned. With `redraw` nothing
+    is computed: figures and tables are made again from the CSV files."""
     if find_spec("matplotlib") is None:
         setting.say("Matplotlib is not installed: no pictures; --redraw makes them where it is")
     if redraw:  # of several parts those that are there
@@ -221,20 +222,22 @@ def reproduce(
     else:
         setting.work.plan(amounts(setting, parts))  # refuses what a part cannot do
     with folder_lock(setting.out):
+        record = setting.out / "reproduce.json"
         if not redraw:
-            made_by = provenance(setting.base, pick_device(setting.base.run.device))
-            write_json(setting.out / "reproduce.json", made_by)
+            write_json(record, provenance(setting.base, pick_device(setting.base.run.device)))
         for count, name in enumerate(parts):
             done(count)
             setting.work.begin(name)
             _make(setting, name, redraw)
             setting.say(f"{name}: done, {setting.out / name}")
         setting.work.finish()
-        page = _claims_page(setting)
+        judged, page = _judged(setting)
         write_text(setting.out / "results.md", _results(setting, page))
+        if not redraw:
+            write_json(record, ended(read_json(record)))
         write_json(setting.out / "results.json", _figures(setting))
         write_text(setting.out / "claims.md", page)
-    return page
+    return judged
 
 
 def amounts(setting: Setting, parts: Sequence[str]) -> dict[str, float]:
@@ -351,13 +354,14 @@ def _figures(setting: Setting) -> dict[str, Any]:
     return {"made_by": made_by, "agents": digests, "parts": _facts(setting)}
 
 
-def _claims_page(setting: Setting) -> str:
-    """The claims judged by the facts."""
+def _judged(setting: Setting) -> tuple[list[claims.Claim], str]:
+    """The claims judged by the facts, and the page of them."""
     found = {name: _with(math.nan, facts) for name, facts in _facts(setting).items()}
     try:
-        head, small = marked(_head(found)), setting.rehearsal
-        page = claims.page(claims.judge(found), head, rehearsal=small)
-        return rehearsed(page) if small else page
+        head, small = marked(_head(found, bool(setting.plus))), setting.rehearsal
+        judged = claims.judge(found)
+        page = claims.page(judged, head, rehearsal=small)
+        return judged, rehearsed(page) if small else page
     except (KeyError, TypeError, AttributeError, ValueError):
         raise UserError(
             f"a .json of a part in {str(setting.out)!r} is not of this version of fedfade: run "
@@ -378,19 +382,21 @@ def _results(setting: Setting, claims_page: str) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def _head(found: Mapping[str, Any]) -> str:
-    """What was run, in a few sentences: as part accuracy notes it, else reward, else the first."""
+def _head(found: Mapping[str, Any], shipped: bool) -> str:
+    """What was run, in a few sentences: as part accuracy notes it, else reward, else the first.
+    `shipped`: agents that come with the package take part where policies are compared."""
     noted = [part for part in ("accuracy", "reward", *PAPER, "readings") if part in found]
     if not noted:
         return "None of the paper's parts has been run here."
     made = found[noted[0]]["setting"]
+    same = ", and the same agents that come with the package"
     text = (
         f"Data {made['data']}, mobility {made['mobility']}, {counted(made['rounds'], 'round')}, "
         f"agents trained for {counted(made['episodes'], 'episode')} at alpha {made['alpha']:g}, "
         f"n_c {made['clusters']}, {counted(len(made['training_seeds']), 'training seed')}. "
         f"Channels and partitions of {counted(made['seeds_evaluated_on'], 'seed')}, none of the "
         f"{made['seeds_trained_on']} that training used; every one meets the agents of all "
-        "trainings, and the same agents that come with the package."
+        f"trainings{same if shipped and _COMPARED & found.keys() else ''}."
     )
     if made["scale"] == "paper":
         return text

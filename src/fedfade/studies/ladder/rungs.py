@@ -79,9 +79,10 @@ class LadderScale(NamedTuple):
 
 _SMALL = [*PAPER_SCALES["small"].overrides, "run.rounds=2"]  # checks the code, not the channel
 SCALES = {
-    "full": LadderScale([], (15.0, 20.0, 25.0), (0.0, 3.0, 10.85), (0.83, 7.67, 18.12), 20, 5),
+    "paper": LadderScale([], (15.0, 20.0, 25.0), (0.0, 3.0, 10.85), (0.83, 7.67, 18.12), 20, 5),
     "small": LadderScale(_SMALL, (20.0,), (0.0, 3.0), (0.83, 18.12), 2, 2),
 }
+SCALES["full"] = SCALES["paper"]  # its name before
 
 
 class Agents(NamedTuple):
@@ -176,7 +177,7 @@ class Ladder(NamedTuple):
 
 def make_ladder(
     preset: str,
-    scale: str = "full",
+    scale: str = "paper",
     seeds: int | None = None,
     rounds: int | None = None,
     checkpoints: Sequence[str] = (),
@@ -184,7 +185,7 @@ def make_ladder(
 ) -> Ladder:
     """The ladder as the command line asks for it, checked before anything runs."""
     if scale not in SCALES:
-        raise not_allowed("--scale", scale, f"one of {', '.join(SCALES)}")
+        raise not_allowed("--scale", scale, "paper or small")
     size = SCALES[scale]
     base = load_config(preset, [*size.overrides, *overrides])
     if base.learning.payload_bits == "auto":
