@@ -203,8 +203,8 @@ REHEARSED_READINGS = ("default", "fixed")
 """Of our list, in a rehearsal of all parts."""
 _NEEDS = {part: {"reward"} for part in ("accuracy", "epochs", "ablation", "regimes")}
 _NEEDS["bound"] = {"reward", "accuracy"}
-_COMPARED = {"accuracy", "epochs", "regimes"}  # parts in which all policies play
 """Parts whose runs others begin with."""
+_COMPARED = {"accuracy", "epochs", "regimes"}  # parts in which all policies play
 
 
 def reproduce(
