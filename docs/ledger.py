@@ -12,7 +12,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,17 +82,20 @@ class Quote(NamedTuple):
 
 def blocks(path: Path) -> Iterator[Block]:
     """What a page says. A command is that of the section, else the page's first. The paragraph
-    right above a command belongs to it. Where a page quotes results, it is that of the results."""
+    right above a command belongs to it, and what is printed belongs to the section's first. Where a
+    page quotes results, it is that of the results."""
     page, results = path.relative_to(ROOT).as_posix(), path.parent.name == "results"
-    heading, first, command, seeds = "", None, None, None
+    heading, first, command, seeds, opening = "", None, None, None, None
     text = re.sub(r"```.*?```", "", path.read_text(), flags=re.S)
     parts = re.split(r"\n(?:[ \t]*\n)+|\n(?=- |\d\. |#)", text)
     for part, behind in pairwise([*parts, ""]):
         if part.startswith("#"):
-            heading, command = part.lstrip("# "), first
+            heading, command, opening = part.lstrip("# "), first, None
         elif found := part.startswith("    ") and _commands(part):
             command, first = found, (first or found) if results else None
+            opening = opening or command
         elif part.strip():
+            command = opening if opening and part.startswith("    ") else command
             told = re.findall(r"(?:[^.;:()|\n]|\.\d)*\bseeds?\b[^.;:()|\n]*", part)
             seeds = told[-1].strip() if told else seeds
             linked = () if results else re.findall(r"\]\([^)]*?(results/[\w-]+\.md)", part)
@@ -104,6 +107,16 @@ def blocks(path: Path) -> Iterator[Block]:
 def _commands(code: str) -> str:
     lines = (line.partition("  #")[0].split() for line in code.replace("\\\n", " ").splitlines())
     return "; ".join(" ".join(words) for words in lines if words[:1] in (["fedfade"], ["python"]))
+
+
+def _commands_of_tables() -> dict[str, str]:
+    """Which command left a table: that of the block of a results page that links to it."""
+    found: dict[str, str] = {}
+    for path in PAGES:
+        for block in blocks(path) if path.parent.name == "results" else ():
+            for name in re.findall(r"\]\(\.\./data/([\w-]+)\.csv\)", block.text):
+                found.setdefault(name, block.command or "")
+    return {name: command for name, command in found.items() if command}
 
 
 def quotes(text: str) -> list[Quote]:
@@ -136,6 +149,7 @@ def flat(values: Any) -> list[float]:
 def make() -> tuple[list[dict[str, Any]], list[str]]:
     """The ledger, and where pages and tables disagree."""
     known: dict[Any, list[dict[str, Any]]] = {}  # blocks that begin alike, in their order
+    commands = _commands_of_tables()
     for line in stored():
         known.setdefault((line["page"], line["heading"], line["block"]), []).append(line)
     ledger, faults = [], []
@@ -147,7 +161,7 @@ def make() -> tuple[list[dict[str, Any]], list[str]]:
             if source is not None:
                 waiting.remove(source)
             if quoted := quotes(block.text):
-                line, wrong = _line(block, quoted, source)
+                line, wrong = _line(block, quoted, source, commands)
                 alike = known.get((page, block.heading, block.start))
                 before = alike.pop(0) if alike else {}
                 made: dict[str, Any] = {"version": __version__}
@@ -164,7 +178,7 @@ def make() -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _line(
-    block: Block, quoted: list[Quote], source: Source | None
+    block: Block, quoted: list[Quote], source: Source | None, commands: Mapping[str, str]
 ) -> tuple[dict[str, Any], list[str]]:
     worked = [math.nan] * len(quoted) if source is None else flat(source[2:])
     known = [not math.isnan(value) for value in worked]
@@ -181,7 +195,9 @@ def _line(
     ]
     line = {"page": block.page, "heading": block.heading, "block": block.start}
     tables = None if source is None else source[1]
-    line |= {"command": block.command, "seeds": _seeds(tables) or block.seeds, "table": tables}
+    left_by = dict.fromkeys(commands[name] for name in tables or () if name in commands)
+    line |= {"command": block.command or "; ".join(left_by) or None}
+    line |= {"seeds": _seeds(tables) or block.seeds, "table": tables}
     return line | {"by_hand": known.count(False), "values": values}, faults
 
 
