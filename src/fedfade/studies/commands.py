@@ -110,7 +110,8 @@ def reproduce(
         return
     shown = Table("claim", "verdict", box=None, header_style="bold")
     for claim in judged:
-        shown.add_row(claim.says, ": ".join(filter(None, (claim.verdict, claim.when))))
+        between = " " if claim.verdict.endswith("when") else ": "
+        shown.add_row(claim.says, between.join(filter(None, (claim.verdict, claim.when))))
     console = options.console_of_width(100)
     console.print(shown)
     if setting.rehearsal:
