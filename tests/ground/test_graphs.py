@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedfade import graphs
 from fedfade.graphs import fuse, record
 
 DEVICES = [
@@ -71,3 +72,20 @@ def test_on_the_cpu_nothing_is_wrapped() -> None:
     cpu = torch.device("cpu")
     assert record(work, [], cpu) is work
     assert fuse(work, cpu) is work
+
+
+def test_rows_of_compiled_work_are_never_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch 2.11 read the padding as numbers (`test_cuda.py` looks at the numbers, on a GPU).
+    Other settings of the compiler are kept."""
+    asked: list[object] = []
+
+    def compiled(function: object, **settings: object) -> object:
+        asked.append(settings["options"])
+        return function
+
+    monkeypatch.setattr(graphs, "compiled_on", lambda device: True)
+    monkeypatch.setattr(torch, "compile", compiled)
+    for own in ({}, {"options": {"realize_reads_threshold": 3}}):
+        fuse(torch.sin, torch.device("cpu"), **own)
+    unpadded = {"comprehensive_padding": False}
+    assert asked == [unpadded, unpadded | {"realize_reads_threshold": 3}]
